@@ -73,14 +73,6 @@ async def oh_no() -> str:
     raise LookupError("oh no")
 
 
-async def test_background_result_comes_back_as_a_message() -> None:
-    heard: list[object] = []
-    async with running_system() as system:
-        system.spawn(lambda: Worker(heard)).tell(Work(hello))
-        await settle()
-    assert heard == ["hello"]
-
-
 async def test_background_error_comes_back_as_a_message() -> None:
     heard: list[object] = []
     async with running_system() as system:

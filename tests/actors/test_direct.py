@@ -82,16 +82,6 @@ async def test_direct_message_before_the_start_is_queued() -> None:
         assert seen == ["started", 1]
 
 
-async def test_direct_message_does_not_overtake_queued_ones() -> None:
-    async with idle_recorder() as (ref, seen, _):
-        ref.tell(1)
-        ref.tell_direct(2)
-        assert seen == []
-        await settle()
-        ref.tell_direct(3)
-        assert seen == [1, 2, 3]
-
-
 async def test_direct_message_during_a_handler_is_queued() -> None:  # H5
     async with idle_recorder() as (ref, seen, _):
 

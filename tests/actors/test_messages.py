@@ -53,14 +53,6 @@ async def test_messages_of_one_sender_are_handled_in_order() -> None:
     assert diary.added == list(range(600))
 
 
-async def test_answer_reaches_the_caller_of_ask() -> None:
-    async with running_system() as system:
-        counter = system.spawn(Counter)
-        counter.tell(Add(3))
-        total: int = await counter.ask(lambda reply_to: GetTotal(reply_to=reply_to), timeout_s=60.0)
-        assert total == 3
-
-
 @dataclass(frozen=True, slots=True)
 class Double:
     reply_to: Reply[int]

@@ -40,7 +40,7 @@ from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.operators import Operators
 from tests.actors.coordination.executor import MemoryConnection, Task
-from tests.actors.coordination.operator_world import Answer
+from tests.actors.coordination.operator_world import Answer, Method, RecordingCoordinator
 
 OPERATOR = "words"
 
@@ -278,3 +278,14 @@ async def application(
     """Yield an application without operators and jobs; the order of delivery follows from ``seed``."""
     async with deterministic_system(seed=seed) as kit:
         yield Application(kit, parallelism, mode, restored)
+
+
+@asynccontextmanager
+async def coordinated(
+    mode: RestoreMode = RestoreMode.STREAMING, **methods: Method
+) -> AsyncIterator[tuple[Application, RecordingCoordinator]]:
+    """Yield an application and the coordinator of its operator, which has these methods."""
+    coordinator = RecordingCoordinator(**methods)
+    async with application(mode=mode) as app:
+        await app.coordinate(coordinator)
+        yield app, coordinator

@@ -17,7 +17,7 @@ from protocol.errors import RequestFailed
 from protocol.wire.messages import RefusalCode
 from spark_bridge.common.errors import CoordinatorStartError, SidecarError
 from tests.actors.coordination.operator_world import RecordingCoordinator
-from tests.conformance.application import OPERATOR, application
+from tests.conformance.application import OPERATOR, application, coordinated
 from tests.conformance.harness import SlowSnapshot
 
 RANDOM_BYTES = Random(656).randbytes(656)
@@ -33,53 +33,34 @@ async def raise_it(*args: Any) -> Any:
 
 async def test_a_coordinator_is_started_with_its_operator() -> None:
     """S31 (R8; H6)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    async with coordinated() as (_, coordinator):
         assert coordinator.calls == [("start",)]
 
 
 async def test_a_coordinator_is_closed_when_all_stops() -> None:
     """S32 (R16; H6)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    async with coordinated() as (app, coordinator):
         await app.running()
         await app.release()
         assert coordinator.calls[-1] == ("close",)
         assert len(coordinator.calls_of("close")) == 1
 
 
-async def test_a_failure_in_start_is_raised() -> None:
-    """S33 (R8; H6)."""
-    async with application() as app:
-        with pytest.raises(CoordinatorStartError, match="the coordinator's own trouble"):
-            await app.coordinate(RecordingCoordinator(start=raise_it))
-
-
 async def test_a_failure_in_start_closes_the_coordinator() -> None:
-    """S34 (R8; H6)."""
+    """S33, S34 (R8; H6): and is raised."""
     coordinator = RecordingCoordinator(start=raise_it)
     async with application() as app:
-        with pytest.raises(CoordinatorStartError):
+        with pytest.raises(CoordinatorStartError, match="the coordinator's own trouble"):
             await app.coordinate(coordinator)
         assert coordinator.calls == [("start",), ("close",)]
 
 
 async def test_there_is_no_gateway_before_the_task_runs() -> None:
-    """S39 (R10; H11)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    """S39, S40 (R10; H11)."""
+    async with coordinated() as (app, coordinator):
         await app.deployed()
         assert coordinator.gateways == {}
-
-
-async def test_there_is_a_gateway_when_the_task_runs() -> None:
-    """S40 (R10; H11)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    async with coordinated() as (app, coordinator):
         tasks = await app.running()
         assert {subtask: gateway.attempt for subtask, gateway in coordinator.gateways.items()} == {
             task.attempt.subtask: task.attempt for task in tasks
@@ -88,9 +69,7 @@ async def test_there_is_a_gateway_when_the_task_runs() -> None:
 
 async def test_what_went_wrong_in_the_task_comes_back_to_the_sender() -> None:
     """S41 (R27; H12, H26). A task that cannot take an event fails as a whole, with its own error text."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    async with coordinated() as (app, coordinator):
         tasks = await app.running()
         tasks[0].unresponsive = True
         confirmation = await coordinator.gateways[0].send_event("hello")
@@ -153,9 +132,7 @@ async def test_a_coordinator_is_restored_from_what_an_earlier_application_stored
 
 async def test_the_coordinator_is_notified_of_a_complete_checkpoint() -> None:
     """S55 (R79; H40)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    async with coordinated() as (app, coordinator):
         await app.running()
         answer = await app.checkpoint()
         (checkpoint_id,) = answer.values

@@ -14,9 +14,9 @@ from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.facts import TaskOutcome
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import Call, RecordingCoordinator
-from tests.conformance.application import OPERATOR, Application, application
+from tests.conformance.application import OPERATOR, Application, coordinated
 
-BATCH = RestoreMode.BATCH
+BATCH, STREAMING = RestoreMode.BATCH, RestoreMode.STREAMING
 
 
 def failed(coordinator: RecordingCoordinator) -> list[int]:
@@ -43,42 +43,33 @@ async def complete_a_checkpoint(app: Application) -> int:
     return int(checkpoint_id)
 
 
-async def test_the_failure_of_a_deploying_task_is_told() -> None:
-    """S35 (R12; H11): it is reported failed, although it never was ready."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
-        tasks = await app.deployed()
-        await app.end(tasks[1])
-        assert failed(coordinator) == [1]
-        assert coordinator.calls_of("subtask_ready") == []
-
-
-async def test_the_failure_of_a_running_task_is_told() -> None:
-    """S36 (R12; H12)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
-        tasks = await app.running()
-        await app.end(tasks[1])
-        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 1, 0, FailureKind.FAILED)]
+@pytest.mark.parametrize(
+    ("outcome", "kind"), [(TaskOutcome.FAILED, FailureKind.FAILED), (TaskOutcome.KILLED, FailureKind.KILLED)]
+)
+@pytest.mark.parametrize("runs", [False, True], ids=["deploying", "running"])
+async def test_the_failure_or_cancellation_of_a_task_is_told(
+    runs: bool, outcome: TaskOutcome, kind: FailureKind
+) -> None:
+    """S35, S36, S42, S43 (R12; H11, H12): also if it never was ready. Flink does not report a cancellation from
+    outside: its tests of that are disabled."""
+    async with coordinated() as (app, coordinator):
+        tasks = await (app.running if runs else app.deployed)()
+        await app.end(tasks[1], outcome)
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 1, 0, kind)]
+        assert len(coordinator.calls_of("subtask_ready")) == 2 * runs
 
 
 async def test_those_that_are_cancelled_for_the_sake_of_a_failover_are_told_too() -> None:
     """S37 (R12; H15): one task of a barrier stage fails, each is reported once."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    async with coordinated() as (app, coordinator):
         tasks = await app.running(barrier=True)
         await app.fail_barrier_stage(tasks[1])
         assert sorted(failed(coordinator)) == [0, 1]
 
 
 async def test_a_task_that_fails_again_is_told_again() -> None:
-    """S38 (R11; H10)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    """S38, S53 (R11, R83; H10): and before any checkpoint, its subtask is reset to nothing."""
+    async with coordinated() as (app, coordinator):
         task, _ = await app.running()
         for _ in range(2):
             await app.end(task)
@@ -96,57 +87,25 @@ async def test_a_task_that_fails_again_is_told_again() -> None:
         ]
 
 
-async def test_a_deploying_task_that_is_cancelled_from_outside_is_told_as_killed() -> None:
-    """S42 (R12; H12 decides). Flink does not report it: its test is disabled."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
-        tasks = await app.deployed()
-        await app.end(tasks[1], TaskOutcome.KILLED)
-        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 1, 0, FailureKind.KILLED)]
-
-
-async def test_a_running_task_that_is_cancelled_from_outside_is_told_as_killed() -> None:
-    """S43 (R12; H12 decides). Flink does not report it: its test is disabled."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
-        tasks = await app.running()
-        await app.end(tasks[0], TaskOutcome.KILLED)
-        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.KILLED)]
-
-
 async def state(checkpoint_id: int) -> bytes:
     return bytes([7, 11, 3, 5])
 
 
-async def test_a_global_failure_resets_the_coordinator_to_its_checkpoint() -> None:
-    """S48 (R84; H15, H55)."""
-    coordinator = RecordingCoordinator(checkpoint_coordinator=state)
-    async with application() as app:
-        await app.coordinate(coordinator)
+@pytest.mark.parametrize("mode", [STREAMING, BATCH])
+async def test_a_global_failure_resets_the_coordinator_to_its_checkpoint(mode: RestoreMode) -> None:
+    """S48, S56 (R84, R86; H15, H55): in batch mode to nothing, because Spark computes the output again."""
+    async with coordinated(mode, checkpoint_coordinator=state) as (app, coordinator):
         await app.running()
         checkpoint_id = await complete_a_checkpoint(app)
         await fail_the_job_and_run_it_again(app, coordinator)
-        assert global_resets(coordinator) == [(checkpoint_id, bytes([7, 11, 3, 5]))]
+        restored = (-1, None) if mode is BATCH else (checkpoint_id, bytes([7, 11, 3, 5]))
+        assert global_resets(coordinator) == [restored]
         assert sorted(failed(coordinator)) == [0, 1], "each attempt was reported first"
 
 
-async def test_a_global_failure_before_any_checkpoint_resets_to_nothing() -> None:
-    """S49 (R84; H15)."""
-    coordinator = RecordingCoordinator(checkpoint_coordinator=state)
-    async with application() as app:
-        await app.coordinate(coordinator)
-        await app.running()
-        await fail_the_job_and_run_it_again(app, coordinator)
-        assert global_resets(coordinator) == [(-1, None)]
-
-
 async def test_two_global_failures_before_the_restart_reset_once() -> None:
-    """S50 (R85; H15)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+    """S49, S50 (R84, R85; H15): before any checkpoint to nothing."""
+    async with coordinated() as (app, coordinator):
         await app.running()
         coordinator.context.fail_job("by the test")
         await app.settle()
@@ -156,12 +115,10 @@ async def test_two_global_failures_before_the_restart_reset_once() -> None:
         assert global_resets(coordinator) == [(-1, None)]
 
 
-@pytest.mark.parametrize("barrier", [False, True])
-async def test_a_global_failover_resets_no_single_subtask(barrier: bool) -> None:
-    """S51 (R84; H15): neither when the job is run again nor when Spark starts a barrier stage again."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+@pytest.mark.parametrize(("mode", "barrier"), [(STREAMING, False), (STREAMING, True), (BATCH, False)])
+async def test_a_global_failover_resets_no_single_subtask(mode: RestoreMode, barrier: bool) -> None:
+    """S51, S57 (R84, R86; H15): neither when the job is run again nor when Spark starts a barrier stage again."""
+    async with coordinated(mode) as (app, coordinator):
         tasks = await app.running(barrier=barrier)
         checkpoint_id = await complete_a_checkpoint(app)
         if barrier:
@@ -169,89 +126,22 @@ async def test_a_global_failover_resets_no_single_subtask(barrier: bool) -> None
         else:
             await fail_the_job_and_run_it_again(app, coordinator)
         assert resets(coordinator) == []
-        assert global_resets(coordinator) == [(checkpoint_id, b"state")]
+        assert global_resets(coordinator) == [(-1, None) if mode is BATCH else (checkpoint_id, b"state")]
         assert len(coordinator.calls_of("subtask_ready")) == 4, "both subtasks run again"
 
 
-async def test_a_local_failover_resets_its_subtask_to_the_last_checkpoint() -> None:
-    """S52 (R83; H10, H18)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
+@pytest.mark.parametrize("mode", [STREAMING, BATCH])
+async def test_a_local_failover_resets_its_subtask_to_the_last_checkpoint(mode: RestoreMode) -> None:
+    """S52, S54, S58, S59 (R83, R86; H10, H13, H18): in batch mode to nothing. The coordinator keeps its state, and
+    every other subtask its attempt."""
+    async with coordinated(mode) as (app, coordinator):
         tasks = await app.running()
         checkpoint_id = await complete_a_checkpoint(app)
         await app.end(tasks[1])
         successor = await app.retry(tasks[1])
-        assert resets(coordinator) == [(1, checkpoint_id)]
+        restored = -1 if mode is BATCH else checkpoint_id
+        assert resets(coordinator) == [(1, restored)]
         assert successor.registered is not None
-        assert successor.registered.checkpoint_id == checkpoint_id, "the attempt restores what the coordinator was told"
-
-
-async def test_a_local_failover_before_any_checkpoint_resets_its_subtask_to_nothing() -> None:
-    """S53 (R83; H10)."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
-        tasks = await app.running()
-        await app.end(tasks[1])
-        await app.retry(tasks[1])
-        assert resets(coordinator) == [(1, -1)]
-
-
-async def test_a_local_failover_leaves_the_coordinator_as_it_is() -> None:
-    """S54 (R83; H13): the streaming operator keeps its state, and every other subtask its attempt."""
-    coordinator = RecordingCoordinator()
-    async with application() as app:
-        await app.coordinate(coordinator)
-        tasks = await app.running()
-        await complete_a_checkpoint(app)
-        await app.end(tasks[0])
-        await app.retry(tasks[0])
+        assert successor.registered.checkpoint_id == restored, "the attempt restores what the coordinator was told"
         assert global_resets(coordinator) == []
-        assert failed(coordinator) == [0]
-
-
-async def test_in_batch_mode_a_global_failure_resets_to_nothing() -> None:
-    """S56 (R86; H55): also after a checkpoint, because Spark computes the output again."""
-    coordinator = RecordingCoordinator()
-    async with application(mode=BATCH) as app:
-        await app.coordinate(coordinator)
-        await app.running()
-        await complete_a_checkpoint(app)
-        await fail_the_job_and_run_it_again(app, coordinator)
-        assert global_resets(coordinator) == [(-1, None)]
-
-
-async def test_in_batch_mode_a_global_failover_resets_no_single_subtask() -> None:
-    """S57 (R86; H15)."""
-    coordinator = RecordingCoordinator()
-    async with application(mode=BATCH) as app:
-        await app.coordinate(coordinator)
-        await app.running()
-        await fail_the_job_and_run_it_again(app, coordinator)
-        assert resets(coordinator) == []
-
-
-async def test_in_batch_mode_a_local_failover_resets_its_subtask_to_nothing() -> None:
-    """S58 (R86; H18)."""
-    coordinator = RecordingCoordinator()
-    async with application(mode=BATCH) as app:
-        await app.coordinate(coordinator)
-        tasks = await app.running()
-        await complete_a_checkpoint(app)
-        await app.end(tasks[1])
-        successor = await app.retry(tasks[1])
-        assert resets(coordinator) == [(1, -1)]
-        assert successor.registered is not None
-        assert successor.registered.checkpoint_id == -1
-
-
-async def test_in_batch_mode_a_local_failover_leaves_the_coordinator_as_it_is() -> None:
-    """S59 (R86; H13)."""
-    coordinator = RecordingCoordinator()
-    async with application(mode=BATCH) as app:
-        await app.coordinate(coordinator)
-        tasks = await app.running()
-        await app.end(tasks[0])
-        await app.retry(tasks[0])
-        assert global_resets(coordinator) == []
+        assert failed(coordinator) == [1]

@@ -61,22 +61,12 @@ def received(task: Task) -> list[Any]:
 
 
 async def test_a_checkpoint_waits_for_the_coordinators_snapshot() -> None:
-    """S8 (R41; H40)."""
+    """S8, S9 (R41, R45; H40, H46): its bytes are the checkpoint."""
     snapshot = SlowSnapshot()
     async with holder(RecordingCoordinator(checkpoint_coordinator=snapshot)) as (world, _):
         answer = await cut(world)
         assert snapshot.begun == [1]
         assert answer.open
-        snapshot.complete(1)
-        await world.settle()
-        assert answer.values == [1]
-
-
-async def test_the_coordinators_bytes_are_the_checkpoint() -> None:
-    """S9 (R45; H46)."""
-    snapshot = SlowSnapshot()
-    async with holder(RecordingCoordinator(checkpoint_coordinator=snapshot)) as (world, _):
-        answer = await cut(world)
         snapshot.complete(1, bytes([11, 22, 33, 44]))
         await world.settle()
         assert answer.values == [1]

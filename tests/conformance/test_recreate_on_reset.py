@@ -35,18 +35,14 @@ async def test_the_coordinator_sees_the_properties_of_its_operator() -> None:  #
         )
 
 
-async def test_the_current_coordinator_fails_the_job() -> None:  # S87, R102
+async def test_the_current_coordinator_fails_the_job_and_a_replaced_one_does_not() -> None:  # S87, S88, R102
     cause = ValueError("no such topic")
     async with bench() as under_test:
         under_test.coordinators[0].context.fail_job(cause)
         assert under_test.context.failures == [cause]
-
-
-async def test_a_replaced_coordinator_does_not_fail_the_job() -> None:  # S88, R102
-    async with bench() as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
-        under_test.coordinators[0].context.fail_job(ValueError("no such topic"))
-        assert under_test.context.failures == []
+        under_test.coordinators[0].context.fail_job(ValueError("too late"))
+        assert under_test.context.failures == [cause]
 
 
 # --- the reset ----------------------------------------------------------------------------------------------------
@@ -75,7 +71,7 @@ async def test_a_close_that_does_not_end_is_given_up_and_the_job_goes_on() -> No
         assert under_test.errors == []
 
 
-async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is_not(  # S90, G16
+async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is_not(  # S90, G16, H48
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     given_up: list[str] = []
@@ -99,6 +95,8 @@ async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is
         await under_test.call("reset_to_checkpoint", 2, b"y")
         await under_test.kit.advance(60.0)
         assert given_up == ["close", "start"]
+        assert under_test.calls(3) == [("reset_to_checkpoint", 2, b"y"), ("start",)]
+        assert under_test.errors == []
         assert caplog.text.count("close abandoned") == 2
         caplog.clear()
         await under_test.call("reset_to_checkpoint", 3, b"z")  # the third one closes immediately
@@ -208,16 +206,6 @@ async def test_a_reset_during_a_start_lets_it_end_then_closes_it() -> None:  # H
             ("start",),
             ("handle_event_from_operator", 0, 0, "event"),
         ]
-
-
-async def test_a_start_that_does_not_end_is_given_up_with_its_coordinator() -> None:  # H48
-    never = anyio.Event()
-    async with bench(doing_in(2, start=waiting_for(never)), close_timeout_s=60.0) as under_test:
-        await under_test.call("reset_to_checkpoint", 1, b"x")
-        await under_test.call("reset_to_checkpoint", 2, b"y")
-        await under_test.kit.advance(60.0)
-        assert under_test.calls(3) == [("reset_to_checkpoint", 2, b"y"), ("start",)]
-        assert under_test.errors == []
 
 
 async def test_a_restore_before_the_start_is_the_first_call_of_the_coordinator() -> None:  # H6, H52, R109

@@ -8,6 +8,8 @@ S126 (an interrupted worker thread) has no counterpart: a thread's late result i
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -97,6 +99,14 @@ async def readers(world: World, *subtasks: int) -> list[ReaderTask]:
     return [task for task in tasks if isinstance(task, ReaderTask)]
 
 
+@asynccontextmanager
+async def a_source(*subtasks: int) -> AsyncIterator[tuple[Source, World, list[ReaderTask]]]:
+    """Yield a source in an operator of three subtasks, and the readers of those that run."""
+    source = Source()
+    async with running_operator(source.coordinator, parallelism=3) as world:
+        yield source, world, await readers(world, *subtasks)
+
+
 # --- readers ------------------------------------------------------------------------------------------------------
 
 
@@ -111,17 +121,14 @@ async def test_the_enumerator_learns_of_each_reader() -> None:  # S119, R114
 
 
 async def test_a_failed_reader_is_not_a_reader_any_more() -> None:  # S120, R114
-    source = Source()
-    async with running_operator(source.coordinator, parallelism=3) as world:
-        task, *_ = await readers(world, 0, 1, 2)
+    async with a_source(0, 1, 2) as (source, world, (task, *_)):
         world.fail(task, reset=False)
         await world.settle()
         assert source.context.registered_readers() == [1, 2]
 
 
 async def test_the_failure_of_an_attempt_that_was_never_a_reader_does_nothing() -> None:  # S121, R114
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         task = world.accept(0)
         task.opens_immediately = False
         await world.settle()
@@ -132,8 +139,7 @@ async def test_the_failure_of_an_attempt_that_was_never_a_reader_does_nothing() 
 
 
 async def test_only_the_first_attempt_of_a_subtask_is_a_new_reader() -> None:  # R115
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         first, *_ = await readers(world, 0)
         await readers(world, 0)
         assert source.context.attempts(0) == [0, 1]
@@ -147,9 +153,7 @@ async def test_only_the_first_attempt_of_a_subtask_is_a_new_reader() -> None:  #
 
 
 async def test_assigned_splits_are_recorded_and_sent_in_one_event_each() -> None:  # S122, R118
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        one, two = await readers(world, 0, 1)
+    async with a_source(0, 1) as (source, world, (one, two)):
         await source.context.assign_splits(0, ["0"])
         await source.context.assign_splits(1, ["1", "2"])
         await world.settle()
@@ -158,17 +162,14 @@ async def test_assigned_splits_are_recorded_and_sent_in_one_event_each() -> None
 
 
 async def test_splits_can_be_assigned_from_another_thread() -> None:  # S123, R117
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         source.context.coordinator.call_soon_threadsafe(lambda: source.context.assign_splits(0, ["a"]))
         await world.settle()
         assert reader.batches == [["a"]]
 
 
 async def test_splits_for_a_subtask_without_a_reader_are_refused_and_nothing_is_assigned() -> None:  # S124, R117
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         with pytest.raises(ValueError, match=r"cannot assign splits to subtask .* Assign them when it asks"):
             await source.context.assign_splits(0, ["a"])
         (reader,) = await readers(world, 0)
@@ -177,18 +178,14 @@ async def test_splits_for_a_subtask_without_a_reader_are_refused_and_nothing_is_
 
 
 async def test_an_empty_list_sends_nothing() -> None:  # R118
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         await source.context.assign_splits(0, [])
         await world.settle()
         assert reader.batches == []
 
 
 async def test_an_assignment_is_recorded_before_it_is_sent() -> None:  # R118
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         reader.unresponsive = True
         await source.context.assign_splits(0, ["a", "b"])
         world.fail(reader)  # it never got them
@@ -197,9 +194,7 @@ async def test_an_assignment_is_recorded_before_it_is_sent() -> None:  # R118
 
 
 async def test_equal_splits_are_as_many_as_were_assigned() -> None:  # R118, R122
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         await source.context.assign_splits(0, ["a", "a"])
         await source.context.assign_splits(0, ["a"])
         world.fail(reader)
@@ -212,8 +207,7 @@ async def test_equal_splits_are_as_many_as_were_assigned() -> None:  # R118, R12
 
 @pytest.mark.parametrize("method", ["add_reader", "handle_split_request", "handle_source_event"])
 async def test_an_exception_of_the_enumerator_fails_the_job(method: str) -> None:  # S125, R111
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         source.enumerator.raises[method] = ValueError("no such partition")
         (reader,) = await readers(world, 0)
         reader.request_split()
@@ -233,8 +227,7 @@ async def test_an_enumerator_that_cannot_be_built_fails_the_start() -> None:  # 
 
 
 async def test_an_enumerator_that_fails_to_close_does_not_stand_in_the_way_of_the_next() -> None:  # R113
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         source.enumerator.raises["close"] = OSError("already closed")
         world.reset()
         await world.settle()
@@ -264,8 +257,7 @@ async def test_an_enumerator_that_cannot_be_rebuilt_fails_the_job_and_the_next_r
 
 
 async def test_the_enumerator_is_closed_at_the_end() -> None:  # R113
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         await world.stop()
         assert source.enumerator.calls == [("start",), ("close",)]
 
@@ -291,8 +283,7 @@ async def test_a_call_before_start_is_refused_by_name(method: str, args: tuple[A
 
 
 async def test_a_source_coordinator_that_is_closed_has_no_enumerator() -> None:  # R113
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         await world.stop()
     with pytest.raises(RuntimeError, match=r"has no enumerator: it is closed, .* the log says why"):
         source.coordinator.enumerator  # noqa: B018
@@ -310,9 +301,7 @@ async def test_a_coordinator_that_never_started_can_be_closed() -> None:  # R113
 
 
 async def test_a_reset_subtask_gives_back_what_it_was_assigned_in_order() -> None:  # R122
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        one, _two = await readers(world, 0, 1)
+    async with a_source(0, 1) as (source, world, (one, _two)):
         for split in "cab":
             await source.context.assign_splits(0, [split])
         await source.context.assign_splits(1, ["of another"])
@@ -328,18 +317,14 @@ async def test_a_reset_subtask_gives_back_what_it_was_assigned_in_order() -> Non
 
 
 async def test_splits_are_given_back_also_where_there_are_none() -> None:  # R122
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         world.fail(reader)
         await world.settle()
         assert source.enumerator.last_call() == ("add_splits_back", [], 0)
 
 
 async def test_only_what_came_after_the_restored_checkpoint_is_given_back() -> None:  # R119, R120, R121
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         await source.context.assign_splits(0, ["before"])
         await world.checkpoint()
         assert source.enumerator.calls[-2:] == [("snapshot_state", 1), ("notify_checkpoint_complete", 1)]
@@ -354,9 +339,7 @@ async def test_what_an_aborted_checkpoint_has_seen_is_given_back_too() -> None: 
     async def fail(checkpoint: Any) -> None:
         raise OSError("no space left")
 
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         await source.context.assign_splits(0, ["before"])
         world.on_store = fail
         await world.checkpoint()
@@ -381,9 +364,7 @@ async def test_in_batch_mode_a_checkpoint_covers_no_split() -> None:  # H18, H56
 
 
 async def test_a_reset_of_the_whole_builds_a_new_enumerator_from_the_checkpoint() -> None:  # R109, R123
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         await source.context.assign_splits(0, ["a"])
         await world.checkpoint()
         world.fail(reader, FailureKind.GLOBAL_FAILURE, reset=False)
@@ -393,8 +374,8 @@ async def test_a_reset_of_the_whole_builds_a_new_enumerator_from_the_checkpoint(
         assert source.built[0].calls[-1] == ("close",)
         assert source.built[1].calls == [("start",)]
         assert source.context.registered_readers() == []  # R123
-        (reader,) = await readers(world, 0)
-        assert reader.batches == []  # its state has them
+        (again,) = await readers(world, 0)
+        assert again.batches == []  # its state has them
 
 
 async def test_a_reset_before_start_is_what_the_first_enumerator_restores() -> None:  # R109
@@ -410,8 +391,7 @@ async def test_a_reset_before_start_is_what_the_first_enumerator_restores() -> N
 
 
 async def test_no_more_splits_is_sent_to_all_attempts_and_again_on_each_request() -> None:  # S127, R125, R116
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         (first,) = await readers(world, 0)
         (second,) = await readers(world, 0)
         await source.context.signal_no_more_splits(0)
@@ -428,21 +408,18 @@ async def test_no_more_splits_is_sent_to_all_attempts_and_again_on_each_request(
 
 
 async def test_after_a_reset_the_input_of_a_subtask_has_not_ended() -> None:  # R122
-    source = Source()
-    async with running_operator(source.coordinator) as world:
-        (reader,) = await readers(world, 0)
+    async with a_source(0) as (source, world, (reader,)):
         await source.context.signal_no_more_splits(0)
         world.fail(reader)
-        (reader,) = await readers(world, 0)
-        assert reader.no_more == 0
-        reader.request_split()
+        (again,) = await readers(world, 0)
+        assert again.no_more == 0
+        again.request_split()
         await world.settle()
         assert source.enumerator.last_call() == ("handle_split_request", 0)
 
 
 async def test_concurrent_attempts_get_the_same_splits() -> None:  # R126
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         (first,) = await readers(world, 0)
         await source.context.assign_splits(0, ["a"])
         await source.context.assign_splits(0, ["b", "c"])
@@ -455,8 +432,7 @@ async def test_concurrent_attempts_get_the_same_splits() -> None:  # R126
 
 
 async def test_events_of_ones_own_go_both_ways_with_the_number_of_the_attempt() -> None:  # R127
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         (first,) = await readers(world, 0)
         (second,) = await readers(world, 0)
         second.send({"watermark": 7})
@@ -533,8 +509,7 @@ async def test_the_reset_of_the_whole_frees_the_splits_of_a_revoked_success() ->
 
 
 async def test_in_streaming_mode_a_revoked_success_is_a_failure_like_any_other() -> None:  # H56
-    source = Source()
-    async with running_operator(source.coordinator) as world:
+    async with a_source() as (source, world, _):
         reader = await finished_reader(world, source, [["a"]])
         world.fail(reader, FailureKind.REVOKED)
         await world.settle()

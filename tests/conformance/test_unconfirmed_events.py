@@ -12,16 +12,6 @@ def a_cut(line: Line, checkpoint_id: int) -> None:
     assert line.close(checkpoint_id)
 
 
-def test_an_unconfirmed_event_is_waited_for() -> None:
-    """S25 (R45; H42)."""
-    line = Line(confirms=False)
-    line.send("hello")
-    a_cut(line, 1)
-    assert line.barriers == []
-    line.confirm()
-    assert line.barriers == [1], "for exactly this one"
-
-
 def test_an_event_that_is_confirmed_before_the_cut_is_not_waited_for() -> None:
     """S26 (R45; H42)."""
     line = Line(confirms=False)
@@ -64,12 +54,13 @@ def test_an_event_after_the_end_of_its_attempt_fails_immediately_with_that_cause
 
 
 def test_the_next_checkpoint_waits_for_what_an_aborted_one_has_waited_for() -> None:
-    """S30 (R45, G3; H42 decides). Flink empties its set at each checkpoint, and the next one waits for nothing."""
+    """S25, S30 (R45, G3; H42 decides). Flink empties its set at each checkpoint, and the next one waits for nothing."""
     line = Line(confirms=False)
     line.send("hello")
     a_cut(line, 1)
+    assert line.barriers == []
     line.abort(1)
     a_cut(line, 2)
     assert line.barriers == []
     line.confirm()
-    assert line.barriers == [2]
+    assert line.barriers == [2], "for exactly this one"

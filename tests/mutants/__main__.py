@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.mutants import results
 from tests.mutants.catalogue import BY_NAME, MUTANTS
+from tests.mutants.cited_tests import NoTestRuns
 from tests.mutants.drawn import PACKAGES
 from tests.mutants.hunt import Budget, Finding, Place, changed, run_seed
 from tests.mutants.mutant import DoesNotFit, Mutant
@@ -72,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
             chosen = [mutant for mutant in chosen if not results.is_done(mutant, known.get(mutant.name))]
         places = {name: (result.hunter, result.where) for name, result in known.items()}
         return hunt_all(chosen, budget, options.jobs, places, record=options.resume)
-    except DoesNotFit as error:
+    except (DoesNotFit, NoTestRuns) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,10 @@ TEST_S = 120
 HUNTER = "tests"
 
 
+class NoTestRuns(Exception):
+    """The catalogue names a test that does not exist, or that does not run here: nothing has looked at the mutant."""
+
+
 def look(mutant: Mutant) -> tuple[str, str]:
     """Return the first test that fails with this mutant and passes without it, and how it failed; or two empty texts.
 
@@ -42,14 +47,15 @@ def look(mutant: Mutant) -> tuple[str, str]:
     """
     tests = list(tests_of(mutant))
     for several in (tests, list(dict.fromkeys(test.partition("::")[0] for test in tests))):
-        where, seen = run(several, mutant.name)
-        if seen:
-            return where, seen
+        with suppress(NoTestRuns):  # none of those that cite the rules is quick
+            where, seen = run(several, mutant.name)
+            if seen:
+                return where, seen
     return "", ""
 
 
 def run(tests: Sequence[str], name: str) -> tuple[str, str]:
-    """Run these tests with the mutant of that name; return like ``look``."""
+    """Run these tests with the mutant of that name; return like ``look``. Raises ``NoTestRuns``."""
     where, seen = _run(tests, "--mutant", name) if tests else ("", "")
     if seen and not _run([where])[1]:
         return where, seen
@@ -67,8 +73,10 @@ def _run(tests: Sequence[str], *options: str) -> tuple[str, str]:
         marks, within_s = ("", TEST_S * 5) if on_spark else ("not long and not spark", TEST_S)
         arguments += ["-m", marks, "--timeout", str(within_s), "--found", str(found), *options]
         status = _in_a_fork([*arguments, *tests])
-        if status in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # all passed, or all were deselected
+        if status == pytest.ExitCode.OK:
             return "", ""
+        if status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+            raise NoTestRuns(f"pytest finds no test to run in {' '.join(tests)}")
         if not found.exists():
             raise RuntimeError(f"pytest ended with status {status} before a test began: {' '.join(arguments)}")
         where, _, message = found.read_text(encoding="utf-8").partition("\n")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -182,7 +182,7 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None, p
 
     The worlds, histories and scopes come in rounds that grow. ``place``: where to look before all else. A mutant with
     an argument is not hunted in the last round, nor with tests, which may know more than what is promised. A
-    survivor's finding reports everything that was tried.
+    survivor's finding reports everything that was tried. Raises ``NoTestRuns`` if the mutant names no test.
     """
     rounds = ROUNDS[:-1] if mutant.argued else ROUNDS
     if not any(edit.where.startswith(EXPLORED) for edit in mutant.edits):
@@ -190,8 +190,10 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None, p
     if mutant.by:
         return run_cited_tests(mutant, [mutant.by])
     began, before, worlds = time.monotonic(), Budget(worlds=0, states=0, histories=0), Finding("", "", 0, 0.0, "")
-    if place is not None and place[0] == cited_tests.HUNTER and (finding := run_cited_tests(mutant, [place[1]])).seen:
-        return finding
+    if place is not None and place[0] == cited_tests.HUNTER:
+        with suppress(cited_tests.NoTestRuns):  # the place is gone
+            if (finding := run_cited_tests(mutant, [place[1]])).seen:
+                return finding
     has_tests = budget.tests and not mutant.argued and BY_NAME.get(mutant.name) == mutant
     if has_tests and (finding := run_cited_tests(mutant)).seen:
         return finding

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
+from tests.mutants.cited_tests import NoTestRuns
 from tests.mutants.hunt import Budget, Finding, Place, hunt
 from tests.mutants.mutant import Mutant
 
@@ -46,7 +47,7 @@ def run(
 ) -> None:
     """Hunt them all. ``ended``: called for each at its end. ``progress``: each hunt's state, about once a second.
 
-    ``places``: where to look for a mutant first, by name.
+    ``places``: where to look for a mutant first, by name. Raises ``NoTestRuns`` if a mutant names no test.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([hunt.__module__])  # imported once, and not for each mutant
@@ -87,6 +88,8 @@ def _hear(one: _Hunt) -> Finding | None:
             said = one.pipe.recv()
             if isinstance(said, Finding):
                 return said
+            if isinstance(said, NoTestRuns):
+                raise said
             one.looked = said
     except EOFError:
         one.process.join()
@@ -117,4 +120,7 @@ def _child(mutant: Mutant, budget: Budget, stuck_s: float, pipe: Connection, pla
             pipe.send(looked)
 
     with suppress(BrokenPipeError):  # the parent is gone, and nothing waits for the answer
-        pipe.send(hunt(mutant, budget, report, place))
+        try:
+            pipe.send(hunt(mutant, budget, report, place))
+        except NoTestRuns as error:
+            pipe.send(error)

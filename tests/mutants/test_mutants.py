@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -206,6 +207,28 @@ def test_a_test_that_fails_with_a_mutant_and_passes_without_it_has_caught_it() -
 def test_a_test_that_fails_without_the_mutant_too_has_caught_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cited_tests, "_run", lambda tests, *options: (tests[0], "boom"))
     assert cited_tests.run([NO_BARRIER], "drains-on-failure") == ("", "")
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        "tests/protocol/test_gateway_checkpoints.py::test_no_such_test",
+        "tests/protocol/test_no_such_file.py",
+        "tests/protocol/test_state.py::"  # long
+        "test_a_list_may_have_more_entries_than_an_event_and_takes_steps_of_bounded_size[1000000]",
+    ],
+)
+def test_a_mutant_that_names_no_test_to_run_is_an_error_and_not_caught(by: str) -> None:
+    mutant = replace(BY_NAME["drains-on-failure"], by=by)
+    found: list[Finding] = []
+    with pytest.raises(cited_tests.NoTestRuns, match="finds no test to run in"):
+        runner.run([mutant], NOTHING, 1, lambda mutant, finding: found.append(finding), lambda running: None)
+    assert found == []
+
+
+def test_a_hunt_goes_on_if_the_test_that_caught_its_mutant_before_is_gone() -> None:
+    place = (cited_tests.HUNTER, "tests/protocol/test_gateway_checkpoints.py::test_no_such_test")
+    assert hunt(BY_NAME["drains-on-failure"], NOTHING, place=place).seen == ""
 
 
 def test_the_file_of_results_has_mutants_that_exist_in_the_order_of_the_catalogue() -> None:

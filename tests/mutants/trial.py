@@ -175,6 +175,8 @@ class Workplace:
                 _running.discard(process)
             if status in (0, 5):  # all passed, or none was left
                 return ""
+            if status == 4:
+                raise LookupError(f"pytest does not find all of {' '.join(where)}: record anew with make coverage")
             if not found.exists():  # the product cannot even be imported
                 return tests[0]
             return found.read_text(encoding="utf-8").partition("\n")[0].partition("[")[0]

@@ -193,23 +193,23 @@ async def returned_early_history(seed: int) -> None:
 class Crawler(SubtaskOperator):
     """Its state is its results, as of an operator that commits them with checkpoints."""
 
-    def __init__(self, queue: WorkQueue[str], seed: int) -> None:
+    def __init__(self, queue: WorkQueue[Any], seed: int, depth: int = DEPTH) -> None:
         self.queue = queue
         self.seed = seed
-        self.done: list[str] = []
+        self.depth = depth
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
-        self.done = json.loads(state) if state else []
+        self.done: list[Any] = json.loads(state) if state else []
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
         return json.dumps([item for state in states.values() for item in json.loads(state)]).encode()
 
-    def process(self, records: Iterator[Any]) -> Iterator[str]:
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
         for item in self.queue:
             for _ in range(spread(item, self.seed)):
                 pause(self.context, 0.1)
-            if len(item) < DEPTH:
+            if len(item) < self.depth:
                 self.queue.add([item + "a", item + "b"])
             self.done.append(item)
         yield from self.done
@@ -218,17 +218,12 @@ class Crawler(SubtaskOperator):
         return json.dumps(self.done).encode()
 
 
-class Taker(SubtaskOperator):
-    """Does up to ``limit`` items in one life. Its state is what it has done."""
+class Taker(Crawler):
+    """Does up to ``limit`` items in one life, and adds none."""
 
     def __init__(self, queue: WorkQueue[int], limit: int, seed: int) -> None:
-        self.queue = queue
+        super().__init__(queue, seed)
         self.limit = limit
-        self.seed = seed
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-        self.done = json.loads(state) if state else []
 
     def process(self, records: Iterator[Any]) -> Iterator[int]:
         for number, item in enumerate(self.queue, 1):
@@ -237,9 +232,6 @@ class Taker(SubtaskOperator):
             if number == self.limit:
                 break
         yield from self.done
-
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return json.dumps(self.done).encode()
 
 
 async def returned_early_in_streaming_history(seed: int) -> None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -19,14 +18,13 @@ from headgate import (
     SplitReader,
     StaticSplitEnumerator,
     SubtaskContext,
-    SubtaskOperator,
     WorkQueue,
     chain,
 )
 from headgate.testing import Bookkeeping, KeptOutputs, World, check_bookkeeping
 from protocol.source_events import split_request_event
 from spark_bridge.primitives.group.messages import Blob, Call, GiveUp, Join, Leave, Question
-from tests.primitives.histories import names, pause, spread, trained, training
+from tests.primitives.histories import Crawler, names, pause, spread, trained, training
 
 pytestmark = pytest.mark.anyio
 
@@ -34,34 +32,9 @@ SPLITS = list(range(12))
 DEPTH = 4
 
 
-class Crawling(SubtaskOperator):
-    """Adds two children to each item of a tree. Its state is what it has done in its life."""
-
-    def __init__(self, queue: WorkQueue[str]) -> None:
-        self.queue = queue
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-        self.done: list[str] = json.loads(state) if state else []
-
-    def merge_states(self, states: dict[int, bytes]) -> bytes:
-        return json.dumps([item for state in states.values() for item in json.loads(state)]).encode()
-
-    def process(self, records: Iterator[Any]) -> Iterator[str]:
-        for item in self.queue:
-            pause(self.context, 0.1 * spread(item, 1))
-            if len(item) < DEPTH:
-                self.queue.add([item + "a", item + "b"])
-            self.done.append(item)
-        yield from self.done
-
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
-        return json.dumps(self.done).encode()
-
-
 def work_queue(in_hand: int) -> Bookkeeping:
     queue = WorkQueue("tree", ["r"], in_hand=in_hand)
-    return Bookkeeping(operator=lambda: Crawling(queue), uses=[queue], expected=names(DEPTH))
+    return Bookkeeping(operator=lambda: Crawler(queue, seed=1, depth=DEPTH), uses=[queue], expected=names(DEPTH))
 
 
 def wandering_queue(in_hand: int) -> Bookkeeping:
@@ -69,7 +42,7 @@ def wandering_queue(in_hand: int) -> Bookkeeping:
     queue: WorkQueue[str] = WorkQueue("items", ["a", "b", "c"], in_hand=in_hand)
     visits = count()
 
-    class Wandering(Crawling):
+    class Wandering(Crawler):
         def process(self, records: Iterator[Any]) -> Iterator[str]:
             for item in self.queue:
                 pause(self.context, 0.1 * spread(item, 1))
@@ -86,7 +59,7 @@ def wandering_queue(in_hand: int) -> Bookkeeping:
         assert {output[0] for output in added} == {"a", "b", "c"}
         assert added <= set(done), f"what was added and is not done: {added - set(done)}"
 
-    return Bookkeeping(operator=lambda: Wandering(queue), uses=[queue], judge=judge)
+    return Bookkeeping(operator=lambda: Wandering(queue, seed=1), uses=[queue], judge=judge)
 
 
 class Careful(SplitReader):

@@ -211,23 +211,6 @@ class Strangers:
         return sent
 
 
-@pytest.mark.parametrize("count", [1, 5, ring_module.STRANGERS_MAX, 2 * ring_module.STRANGERS_MAX])
-def test_strangers_that_hold_connections_keep_no_member_out(count: int) -> None:  # H158
-    """Served one after another, each would take its whole time."""
-    _, listeners = rings(2)
-    members = [Ring(rank, 2, KEY, 20.0) for rank in range(2)]
-    addresses = [one.getsockname() for one in listeners]
-    with Strangers() as strangers:
-        held = [strangers.silent(addresses[number % 2], 1)[0] for number in range(min(count, 100))]
-        thread = threading.Thread(target=lambda: held.extend(strangers.silent(addresses[0], count - len(held))))
-        thread.start()  # the rest comes when others are gone
-        connect_all(members, listeners)
-        thread.join(60.0)
-        arrays = [np.arange(1000.0)] * 2
-        assert all((result == 2 * arrays[0]).all() for result in reduced(members, arrays))
-    end(members, listeners)
-
-
 def test_a_stranger_that_sends_one_byte_at_a_time_does_not_move_its_deadline(  # H158
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -523,17 +506,6 @@ def test_a_ring_that_is_made_after_the_generation_broke_connects_to_nobody() -> 
         with pytest.raises(ConnectionError, match="this generation of the group is broken"):
             ring.connect(own, [own.getsockname(), silent.getsockname()])
     ring.close()
-
-
-def test_a_stranger_that_knows_the_protocol_but_not_the_key_is_not_a_member() -> None:  # H108
-    members, listeners = rings(2)
-    addresses = [one.getsockname() for one in listeners]
-    with socket.create_connection(addresses[0]) as stranger:
-        stranger.sendall(bytes(16) + (1).to_bytes(4, "big") + bytes(32))  # the rank that is expected, without a proof
-        in_all(members, lambda rank, ring: ring.connect(listeners[rank], addresses))
-        arrays = [np.arange(1000.0), np.arange(1000.0)]
-        assert all((result == 2 * arrays[0]).all() for result in reduced(members, arrays))
-    end(members, listeners)
 
 
 def test_a_stranger_that_answers_at_a_members_address_is_refused() -> None:  # H108

@@ -62,14 +62,6 @@ class Book:
 # --- the rate ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_could_not_be_served_in_time_reserves_nothing() -> None:
-    book = Book(per_s=1.0)
-    assert book.delay(A) == 0.0
-    for number in range(2, 100):
-        assert book.ask(A, number, for_s=0.2) == [Withdraw(ticket(A, number))]
-    assert book.delay(B) == 1.0
-
-
 @pytest.mark.parametrize("ends", ["give_up", "forget"])
 def test_a_permit_that_was_not_used_is_there_for_the_next_one(ends: str) -> None:
     book = Book(per_s=1.0)
@@ -202,33 +194,6 @@ def test_one_that_waits_for_many_slots_takes_turns_with_others() -> None:  # H15
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ends", ["give_up", "forget"])
-def test_one_that_waits_no_more_gets_no_slot(ends: str) -> None:
-    book = Book(slots=1)
-    assert book.ask(A, slot=True) == [Grant(ticket(A), 0.0)]
-    assert book.ask(B, slot=True) == book.ask(C, slot=True) == []
-    assert getattr(book, ends)(B) == [Withdraw(ticket(B))]
-    assert book.release(A, 1) == [Grant(ticket(C), 0.0)]
-
-
-@pytest.mark.parametrize("ends", ["give_up", "forget"])
-def test_a_slot_that_was_granted_when_its_asker_gave_up_goes_to_the_next_one(ends: str) -> None:
-    book = Book(slots=1)
-    book.ask(A, slot=True)
-    book.ask(B, slot=True)
-    assert getattr(book, ends)(A) == [Grant(ticket(B), 0.0)]
-    assert getattr(book, ends)(A) == []
-
-
-def test_what_was_never_granted_frees_nobody_elses_slot() -> None:
-    """A task gives up a request that has not left it, while another of its threads uses a slot."""
-    book = Book(slots=1)
-    book.ask(A, 1, slot=True)
-    assert book.give_up(A, 2) == book.release(A, 3) == []
-    assert book.ask(B, slot=True) == []
-    assert book.book.in_use == 1
 
 
 def test_one_whose_time_is_over_gets_no_slot_even_if_nothing_was_heard_of_it() -> None:

@@ -124,27 +124,6 @@ async def test_what_waits_stays_with_a_task_that_has_a_copy() -> None:
     assert results([first, copy, second]) == list(range(6))
 
 
-async def test_a_copy_that_comes_before_the_answer_keeps_what_the_first_attempt_would_give_back() -> None:
-    queue = WorkQueue("slow", range(6), in_hand=6)
-
-    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
-        for item in queue:
-            context.sleep(10.0 if context.attempt == 0 else 4.0)  # without looking at what comes
-            yield item
-
-    def quick(records: Iterator[Any]) -> Iterator[int]:
-        yield from queue
-
-    async with running_operator(parallelism=2, uses=[queue]) as world:
-        first = await world.launch_operator(0, work, [])
-        await world.advance(1.0)
-        second = await world.launch_operator(1, quick, [])
-        await world.advance(1.0)
-        copy = await world.launch_operator(0, work, [])
-        await until_done(world, [first, copy, second])
-    assert results([first, copy, second]) == list(range(6))
-
-
 async def test_items_that_are_added_later_are_not_given_to_a_copy_that_is_gone() -> None:
     """The copy asked for work after the first attempt had finished, and was ended without a reset."""
     queue = WorkQueue("numbers", [0])
@@ -358,25 +337,6 @@ async def test_a_second_action_begins_with_the_roots_again() -> None:
             tasks = [await world.launch_operator(subtask, tree(queue, 4), []) for subtask in range(2)]
             await until_done(world, tasks)
             assert results(tasks) == names(4)
-
-
-async def test_a_function_that_returns_early_leaves_its_items_to_the_others() -> None:
-    queue = WorkQueue("numbers", range(20), in_hand=5)
-
-    def one_only(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
-        for item in queue:
-            yield item
-            return
-
-    def all_of_them(records: Iterator[Any]) -> Iterator[int]:
-        yield from queue
-
-    async with running_operator(parallelism=2, uses=[queue]) as world:
-        first = await world.launch_operator(0, one_only, [])
-        second = await world.launch_operator(1, all_of_them, [])
-        await until_done(world, [first, second])
-    assert len(first.outputs) == 1
-    assert results([first, second]) == list(range(20))
 
 
 @pytest.mark.parametrize("how", ["break", "raise"])

@@ -68,14 +68,6 @@ def test_an_early_acknowledgement_is_compared_with_the_cut_when_that_is_known() 
     assert kinds(effects) == [t.NotifyCheckpointAborted]
 
 
-def test_empty_bytes_are_a_state_like_any_other() -> None:  # H46
-    dialogue = Dialogue(1)
-    assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
-    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"")) == [
-        t.StoreCheckpoint(t.CompletedCheckpoint(1, 1, b"", {}))
-    ]
-
-
 # --- who takes part --------------------------------------------------------------------------------------
 
 
@@ -118,19 +110,6 @@ def test_a_final_state_that_comes_instead_of_the_close_settles_that_part() -> No
     assert kinds(dialogue.acknowledge(1, B)) == [t.StoreCheckpoint]
 
 
-@pytest.mark.parametrize("reached", ["closed", "cut"])
-def test_an_operator_that_ends_during_a_checkpoint_takes_part_with_its_final_state(reached: str) -> None:
-    # H47: it ends only when its valve holds nothing, so its final state is its whole part (H31).
-    dialogue = Dialogue(1).run(A).close(1, A)
-    if reached != "closed":
-        dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
-    effects = dialogue.tell(t.SubtaskFinalState(A, b"final"))
-    if reached == "closed":
-        effects += dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c"))
-    whole = t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}, partitions=1)
-    assert effects == [t.ReopenSubtask(A, 1), t.StoreCheckpoint(whole)]
-
-
 def test_a_finished_attempt_is_waited_for_until_its_final_state_has_come() -> None:
     # H47: the engine's report and the subtask's own arrive on different paths.
     dialogue = Dialogue(1).run(A)
@@ -149,12 +128,13 @@ def test_a_success_is_passed_on_and_its_withheld_readiness_forgotten() -> None: 
     assert kinds(dialogue.tell(SubtaskFinished(B))) == [t.ReportStale]
 
 
-def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator() -> None:
-    # H47: no other attempt.
+@pytest.mark.parametrize("state", [b"c", b""])
+def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator(state: bytes) -> None:
+    # H47: no other attempt. H46: empty bytes are a state like any other.
     dialogue = Dialogue()
     assert dialogue.tell(t.CheckpointTriggered(1)) == [t.SnapshotCoordinator(1)]
-    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c")) == [
-        t.StoreCheckpoint(t.CompletedCheckpoint(1, 2, b"c", {}))
+    assert dialogue.tell(t.CoordinatorSnapshotTaken(1, state)) == [
+        t.StoreCheckpoint(t.CompletedCheckpoint(1, 2, state, {}))
     ]
 
 
@@ -165,14 +145,6 @@ def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:  # H47,
     assert dialogue.tell(t.CoordinatorSnapshotTaken(1, b"c")) == [
         t.StoreCheckpoint(t.CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}, partitions=1))
     ]
-
-
-def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_after_the_snapshot() -> None:
-    # The invariant: an event between it and the coordinator before the cut would be in one half only.
-    dialogue = Dialogue().run(A)
-    dialogue.tell(accepted(B), t.CheckpointTriggered(1))
-    assert dialogue.tell(SubtaskReady(B)) == []
-    assert dialogue.tell(t.SubtaskClosed(A, 1)) == [t.SnapshotCoordinator(1), SubtaskReady(B)]
 
 
 def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_immediately() -> None:

@@ -22,12 +22,6 @@ def cut_at(dialogue: Dialogue, events_taken: dict[int, Positions]) -> Dialogue:
 # --- positions --------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_that_fits_the_cut_is_part_of_the_checkpoint() -> None:  # H32
-    dialogue = cut_at(Dialogue(1).run(A), {A.task_attempt_id: (3,)})
-    checkpoint = stored(dialogue.tell(t.SubtaskAcknowledged(A, 1, b"a", (), (3,))))
-    assert checkpoint.subtask_states == {0: snapshot_of(0, b"a", events_sent=(3,))}
-
-
 @pytest.mark.parametrize("events_sent", [(2,), (4,), (2, 1)], ids=["doubled", "lost", "of another part"])
 def test_a_snapshot_that_does_not_fit_the_cut_aborts_and_counts(events_sent: Positions) -> None:
     # H32, H45: an event is in neither half, or in both.

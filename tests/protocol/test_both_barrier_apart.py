@@ -29,14 +29,6 @@ def arrive(subtask: SubtaskMachine, checkpoint_id: int, events_before: int) -> l
 # --- the gateway ------------------------------------------------------------------------------------------
 
 
-def test_the_gateway_hands_the_barrier_over_instead_of_sending_it() -> None:
-    # H23, H40: with the last item that must precede it
-    gateway = a_wide_gateway(apart=True)
-    submit(gateway, 1, 2)
-    assert cut(gateway, 5) == []
-    assert hear_up(gateway, m.Confirm(7, 2))[-1] == g.InjectBarrier(5, 2)
-
-
 def test_the_gateway_names_a_loss_tolerant_event_that_is_still_under_way() -> None:
     # H23, H28: the drain does not wait for it, but the barrier must follow it
     gateway = a_wide_gateway(apart=True)

@@ -60,12 +60,6 @@ def test_what_looks_like_a_frame_within_another_one_is_left_to_feed() -> None:
     assert decoder.feed(outer[4:]) == [frame(b"inner")]
 
 
-def test_a_stream_of_single_bytes_is_understood() -> None:
-    stream = frame(b"one") + frame(b"two")
-    decoder = FrameDecoder(10)
-    assert [body for byte in stream for body in decoder.feed(bytes([byte]))] == [b"one", b"two"]
-
-
 def test_a_frame_at_the_bound_passes_and_one_byte_more_does_not() -> None:  # H62
     assert FrameDecoder(5).feed(frame(b"12345")) == [b"12345"]
     with pytest.raises(RemoteProtocolError, match="6 bytes, over 5"):

@@ -130,12 +130,6 @@ def test_a_snapshot_that_was_taken_without_a_connection_leaves_with_the_confirma
     assert done(subtask, ConnectionAttached(2)) == [m.CheckpointAcknowledged(7, 3, 5, b"s", (), ()), m.Confirm(7, 2)]
 
 
-def test_a_barrier_apart_is_not_an_item_and_its_snapshot_confirms_nothing_twice() -> None:  # H23, H24
-    subtask = a_closed_subtask(5)
-    assert done(subtask, s.BarrierArrived(5, 0)) == []
-    assert done(subtask, s.SnapshotTaken(5, b"")) == [m.CheckpointAcknowledged(7, 3, 5, b"", (), ())]
-
-
 def test_events_that_leave_for_the_window_confirm_nothing_twice() -> None:  # H24, H27
     subtask = a_subtask((b"1", b"2", b"3", b"4", b"5"))
     assert told(subtask, m.CloseForCheckpoint(7, 1, 5)) == [m.ClosedForCheckpoint(7, 5, 5, 1)]
@@ -190,10 +184,6 @@ def a_gateway_at_its_barrier() -> GatewayMachine:
     gateway = a_gateway_that_heard_of_the_close()
     assert done(gateway, g.CutReached(5)) == [m.BarrierMessage(7, 2, 5, 0, 1)]
     return gateway
-
-
-def test_that_a_subtask_has_closed_is_confirmed_with_its_barrier() -> None:  # H30, H40
-    a_gateway_at_its_barrier()
 
 
 @pytest.mark.parametrize("outcome", ENDS)
@@ -259,16 +249,6 @@ def test_a_report_that_confirms_what_was_never_sent_to_the_peer_is_refused() -> 
     with pytest.raises(RemoteProtocolError, match="item 2 arrived"):  # a gap: what it confirms does not count either
         heard(gateway, m.ClosedForCheckpoint(7, 2, 5, 2))
     assert gateway.statistics().unconfirmed_events == 1
-
-
-def test_a_drain_needs_the_confirmations_of_events_and_of_no_report() -> None:  # H42
-    gateway = a_wide_gateway()
-    submit(gateway, 1)
-    assert cut(gateway, 5) == []
-    assert gateways.hear(gateway, m.Confirm(7, 1)) == [
-        g.ConfirmEvent(1),
-        g.SendToAttempt(m.BarrierMessage(7, 3, 5, 1)),
-    ]
 
 
 @pytest.mark.parametrize("message", [m.EventMessage(7, 2, b"e"), m.RequestMessage(7, 2, 1, b"?")])

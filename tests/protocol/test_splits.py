@@ -68,17 +68,6 @@ def test_an_aborted_checkpoint_does_not_keep_its_splits() -> None:  # R121
     assert tracker.get_and_remove(0, 1) == ["b", "c"]
 
 
-def test_a_reset_of_one_subtask_leaves_the_others_alone() -> None:
-    tracker: SplitAssignmentTracker[str] = SplitAssignmentTracker()
-    tracker.record(0, ["a"])
-    tracker.record(1, ["b"])
-    tracker.on_checkpoint(1)
-    assert tracker.get_and_remove(0, -1) == ["a"]
-    assert tracker.get_and_remove(0, -1) == []
-    assert tracker.get_and_remove(7, -1) == []
-    assert tracker.assigned(1) == ["b"]
-
-
 @pytest.mark.parametrize("checkpoint_id", [-1, 3, 4])
 def test_a_checkpoint_id_that_does_not_rise_is_refused_and_changes_nothing(checkpoint_id: int) -> None:  # H4
     tracker: SplitAssignmentTracker[str] = SplitAssignmentTracker()

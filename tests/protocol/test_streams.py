@@ -65,17 +65,6 @@ def test_numbers_stay_used_when_everything_is_forgotten() -> None:
     stream.check_invariants()
 
 
-def test_the_next_item_is_new_an_earlier_one_a_duplicate_and_a_later_one_a_hole() -> None:  # H22, H30
-    stream = IncomingStream()
-    assert stream.is_new(1)
-    stream.advance()
-    assert not stream.is_new(1)
-    assert not stream.is_new(0)
-    with pytest.raises(RemoteProtocolError, match="item 3 arrived, but item 2"):
-        stream.is_new(3)
-    assert stream.received_seq == 1
-
-
 def test_a_confirmation_never_passes_an_item_that_is_not_taken() -> None:  # H27
     stream = IncomingStream()
     stream.advance()

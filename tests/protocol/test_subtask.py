@@ -47,14 +47,6 @@ def hear(subtask: SubtaskMachine, message: m.DownMessage, now: float = 0.0) -> l
 # --- down -------------------------------------------------------------------------------------------------
 
 
-def test_an_event_is_in_the_mailbox_before_it_is_confirmed() -> None:  # H23
-    subtask = a_subtask()
-    assert hear(subtask, m.EventMessage(7, 1, b"a")) == [
-        s.PutInMailbox(s.MailboxEvent(b"a")),
-        s.SendToCoordinator(m.Confirm(7, 1)),
-    ]
-
-
 def test_one_read_of_many_frames_costs_one_confirm_after_all_of_them() -> None:  # H23
     subtask = a_subtask()
     batch: list[m.DownMessage] = [
@@ -148,16 +140,6 @@ def test_an_event_larger_than_the_window_passes_alone() -> None:  # H27, H48
     assert len(subtask.handle(s.EventSubmitted(b"x" * 1000), 1.0)) == 1
     with pytest.raises(GatewayFull):
         subtask.handle(s.EventSubmitted(b"x"), 1.0)
-
-
-def test_restored_events_leave_first_even_before_the_operator_is_open() -> None:  # H31
-    subtask = a_subtask((b"r1", b"r2"), connected=False, opened=False)
-    subtask.handle(s.EventSubmitted(b"new"), 1.0)
-    assert sent(subtask.handle(s.ConnectionAttached(0), 2.0)) == [
-        m.RestoredEventMessage(7, 1, 5, b"r1"),
-        m.RestoredEventMessage(7, 2, 5, b"r2"),
-        m.EventMessage(7, 3, b"new"),
-    ]
 
 
 def test_restored_events_beyond_the_window_wait_for_confirmations() -> None:  # H27, H31

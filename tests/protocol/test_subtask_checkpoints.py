@@ -182,14 +182,6 @@ def test_requests_obey_the_valve_and_are_stored_as_requests() -> None:  # H33, H
     assert len(hear(subtask, m.AnswerMessage(7, 3, 1, "", b"!"))) == 2
 
 
-def test_restored_events_that_have_not_left_are_in_the_next_snapshot() -> None:  # H31
-    subtask = a_subtask((b"1", b"2", b"3", b"4", b"5"))
-    hear(subtask, m.CloseForCheckpoint(7, 1, 5))
-    assert events(hear(subtask, m.Confirm(7, 3))) == []
-    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
-    assert take_snapshot(subtask, 5) == ((b"4", b"5"), [b"4", b"5"])
-
-
 def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> None:
     # H31: held events are not in a snapshot yet, and the completion message must not overtake them
     subtask = a_closed_subtask(5)
@@ -207,9 +199,3 @@ def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() 
     assert subtask.handle(s.SnapshotTaken(5, b""), 1.0) == []
     assert sent(hear(subtask, m.CheckpointCompleted(7, 3, 5))) == []
     assert sent(hear(subtask, m.CloseForCheckpoint(7, 4, 6))) == [m.ClosedForCheckpoint(7, 4, 6, 4)]
-
-
-def test_a_finished_subtask_answers_that_it_is_closed() -> None:  # H47
-    subtask = a_subtask(limits=WIDE)
-    subtask.handle(s.OperatorFinished("", b"s"), 1.0)
-    assert sent(hear(subtask, m.CloseForCheckpoint(7, 1, 5))) == [m.ClosedForCheckpoint(7, 3, 5, 1)]

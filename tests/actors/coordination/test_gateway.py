@@ -12,8 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.coordination import Confirmation, RecreateOnReset
-from actors.coordination.host.gateway import SendBudget
-from actors.testing import settle
 from protocol.attempts import AttemptCondemned, FailureKind
 from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError, LocalProtocolError
 from tests.actors.coordination.one_that_waits import OneThatWaits
@@ -81,33 +79,6 @@ async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H2
         assert waiting.confirmation is not None
         for confirmation in (waiting.confirmation, first, *late):
             assert isinstance(confirmation.error(), AttemptOver)
-
-
-async def test_a_waiting_sender_blocks_no_other_after_the_attempt_is_over() -> None:  # H14, H21
-    budget = SendBudget(1, 100)
-    assert budget.try_take(1)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(budget.take, 1)
-        await settle()
-        assert not budget.try_take(1)
-        budget.end(AttemptOver("over"))
-        assert budget.try_take(1)
-
-
-async def test_capacity_for_two_wakes_two() -> None:  # H27
-    budget = SendBudget(2, 100)
-    assert budget.try_take(1)
-    assert budget.try_take(1)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(budget.take, 1)
-        tasks.start_soon(budget.take, 1)
-        await settle()
-        budget.give_back(1)
-        budget.give_back(1)
-        await settle()
-        assert budget.events == 2
-        tasks.cancel_scope.cancel()
-    assert budget.events == 2
 
 
 async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows() -> None:  # H26

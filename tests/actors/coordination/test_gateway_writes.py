@@ -63,15 +63,6 @@ def together(task: Task, events: Iterable[Any]) -> None:
     task.silent, task.kept_back = False, []
 
 
-async def test_a_lone_event_does_not_wait_for_the_end_of_the_turn() -> None:
-    async with running_operator() as world:
-        connections = watch(world)
-        await world.running(0)
-        await world.coordinator.gateways[0].send_event("alone")
-        await world.settle()
-        assert connections[0].events() == [(1, True)]
-
-
 async def test_an_event_leaves_with_others_of_its_turn_where_one_is_under_way_already() -> None:
     async with running_operator() as world:
         connections = watch(world)

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +23,14 @@ from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import LocalProtocolError, RequestFailed
 from protocol.wire.codec import DEFAULT_LIMITS
 from protocol.wire.messages import HeldEvent
-from tests.actors.coordination.operator_world import Answer, RecordingCoordinator, running_operator, running_tasks
+from tests.actors.coordination.executor import Task
+from tests.actors.coordination.operator_world import (
+    Answer,
+    RecordingCoordinator,
+    World,
+    running_operator,
+    running_tasks,
+)
 
 
 class Deferring(RecordingCoordinator):
@@ -42,10 +51,20 @@ class Deferring(RecordingCoordinator):
         return self.replies[-1]
 
 
+@asynccontextmanager
+async def an_open_request() -> AsyncIterator[tuple[World, Task, Deferring]]:
+    """Yield a running task that has asked, and its coordinator, which has deferred the answer."""
+    coordinator = Deferring()
+    async with running_tasks(1, coordinator) as (world, (task,)):
+        task.ask("x")
+        await world.settle()
+        yield world, task, coordinator
+
+
 # --- the answer ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_may_come_later_and_the_next_methods_run_meanwhile() -> None:  # H84
+async def test_an_answer_may_come_later_and_the_next_methods_run_meanwhile() -> None:  # H84, H21
     coordinator = Deferring()
     async with running_tasks(2, coordinator) as (world, (one, two)):
         number = one.ask("when all are here")
@@ -56,7 +75,9 @@ async def test_an_answer_may_come_later_and_the_next_methods_run_meanwhile() -> 
         assert coordinator.events == ["hello"]  # the open reply blocks nobody
         assert not one.answers
         assert (reply.over, reply.settled, repr(reply)) == (False, False, "<Reply open>")
-        reply.answer(["all", 2])
+        value = ["all", 2]
+        reply.answer(value)
+        value.append("a later change")
         await world.settle()
         assert one.answers == {number: ["all", 2]}
         assert (reply.over, reply.settled) == (True, True)
@@ -124,18 +145,6 @@ async def test_an_answer_that_is_there_before_the_reply_is_returned_leaves_with_
         assert world.statistics.requests_deferred == 0
 
 
-async def test_later_changes_of_an_answered_value_have_no_effect() -> None:  # H84, H21
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
-        value = ["as it was"]
-        coordinator.replies[0].answer(value)
-        value.append("changed")
-        await world.settle()
-        assert task.answers == {1: ["as it was"]}
-
-
 async def test_a_failed_reply_fails_the_request_with_its_text_or_its_exception() -> None:  # H84, H33
     coordinator = Deferring()
     async with running_tasks(1, coordinator) as (world, (task,)):
@@ -160,10 +169,7 @@ async def test_a_failed_reply_fails_the_request_with_its_text_or_its_exception()
 
 @pytest.mark.parametrize("value", [object(), b"x" * DEFAULT_LIMITS.event_bytes_max], ids=["type", "size"])
 async def test_an_answer_that_cannot_be_encoded_fails_the_request_and_not_the_job(value: Any) -> None:  # H84, H33
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, task, coordinator):
         coordinator.replies[0].answer(value)
         await world.settle()
         assert "EventEncodeError" in str(task.answers[1])
@@ -177,10 +183,7 @@ async def test_an_answer_that_cannot_be_encoded_fails_the_request_and_not_the_jo
 
 
 async def test_a_reply_is_settled_once() -> None:  # H84
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, task, coordinator):
         (reply,) = coordinator.replies
         reply.answer(1)
         for again in (reply.answer, reply.fail):
@@ -207,10 +210,7 @@ async def test_a_reply_belongs_to_one_request() -> None:  # H84
 
 
 async def test_another_thread_settles_through_the_loop() -> None:  # H84, H59
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, task, coordinator):
         (reply,) = coordinator.replies
         errors: list[Exception] = []
 
@@ -281,10 +281,7 @@ async def test_the_replies_of_an_attempt_are_over_before_the_coordinator_hears_o
 
 @pytest.mark.parametrize("end", ["reset", "finish", "end_run"])
 async def test_no_reply_of_a_task_outlives_its_run(end: str) -> None:  # H85
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, task, coordinator):
         if end == "finish":
             world.finish(task)
         else:
@@ -401,14 +398,11 @@ async def test_a_task_may_give_up_a_request_that_its_coordinator_has_not_taken_y
 
 
 async def test_a_late_reply_that_is_given_up_while_it_is_settled_is_answered_once() -> None:  # H85, H84
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        number = task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, task, coordinator):
         coordinator.replies[0].answer("crosses")
-        task.abandon(number)
+        task.abandon(1)
         await world.settle()
-        assert task.answers == {number: "crosses"}
+        assert task.answers == {1: "crosses"}
         assert world.statistics.messages_dropped == 0
 
 
@@ -440,10 +434,7 @@ async def test_the_drivers_code_that_really_asks_gets_the_answer_or_its_timeout(
 
 
 async def test_an_answer_after_the_cut_waits_for_the_acknowledgement_like_an_event() -> None:  # H84, H41
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, task, coordinator):
         task.busy = True  # the barrier waits in its mailbox
         checkpoint = await world.checkpoint()
         coordinator.replies[0].answer("after the cut")
@@ -510,10 +501,7 @@ async def test_the_window_bounds_the_open_replies_of_an_attempt() -> None:  # H8
 
 
 async def test_figures_tell_deferred_requests_from_answered_ones() -> None:  # H84
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, _, coordinator):
         assert (world.statistics.requests_deferred, world.statistics.replies_open) == (1, 1)
         await world.advance(60.0)
         coordinator.replies[0].answer()
@@ -523,10 +511,7 @@ async def test_figures_tell_deferred_requests_from_answered_ones() -> None:  # H
 
 
 async def test_an_open_reply_is_not_a_stuck_method(caplog: pytest.LogCaptureFixture) -> None:  # H84, H70
-    coordinator = Deferring()
-    async with running_tasks(1, coordinator) as (world, (task,)):
-        task.ask("x")
-        await world.settle()
+    async with an_open_request() as (world, task, _):
         await world.advance(3600.0)
         assert "has not returned" not in caplog.text
         assert not task.notes

@@ -104,15 +104,6 @@ def test_a_function_may_use_the_store() -> None:  # R100
     assert store.compute("sum", lambda _: (store.get("source") or 0) + 1) == 21
 
 
-def test_a_view_shows_the_same_values() -> None:  # R100
-    store = CoordinatorStore()
-    view = store.view()
-    view.put_if_absent("leader", "one")
-    assert store.get("leader") == "one"
-    store.compute("leader", lambda _: "two")
-    assert view.get("leader") == "two"
-
-
 def test_a_revoked_view_writes_nothing_and_reads_on() -> None:  # R100, G16
     store = CoordinatorStore()
     view, other = store.view(), store.view()
