@@ -135,12 +135,6 @@ def test_each_action_enumerates_its_splits_again(spark: SparkSession, relay: Any
     assert [len(enumerator.read) for enumerator in source.built] == [NODES] * 3
 
 
-def test_a_source_given_as_a_class_enumerates_again_in_each_action(spark: SparkSession) -> None:  # H68
-    with coordinated(spark, TreeSource, 2) as job:
-        rdd = job.tasks(TreeReader)
-        assert [sorted(rdd.collect()) for _ in range(3)] == [list(range(NODES))] * 3
-
-
 def test_an_action_that_takes_partitions_one_after_the_other_reads_each_split_once(spark: SparkSession) -> None:  # H56
     with coordinated(spark, TreeSource(), 4) as job:
         rdd = job.tasks(TreeReader)
