@@ -22,24 +22,20 @@ begins-before-subtask-ready [found; H66]
 begins-though-subtask-ready-failed [feared; H66]
   An operator begins with its records although subtask_ready raised.
   @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
-  - if ready:
-  + if True:
+  T if ready:
 never-begins [feared; H66 H48]
   After subtask_ready, nobody tells the operator to begin.
   @ protocol.gateway.machine:GatewayMachine._announce_ready
   - self._outbound.start_processing(effects)
-  + pass
 dead-gateway-takes-events [feared; H14]
   Inside subtask_reset the old gateway still takes events.
   @ actors.coordination.engine.open_gateways:OpenGateways.reject_sends
   - gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
-  + pass
 hears-attempts-that-are-over [feared; H3]
   An event of an attempt that is over reaches the coordinator's handler.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._live.pop(attempt.task_attempt_id, None)
   -             self.taken.forget(attempt)
-  + pass
 cut-one-message-late [feared; H40 H41]
   The gateways hear of the cut one message of the coordinator later.
   @ actors.coordination.engine.coordinator:CoordinatorActor._take_snapshot
@@ -50,8 +46,7 @@ cut-one-message-late [feared; H40 H41]
 cut-overtaken-where-it-was-put-off [prototype; H41 H79]
   A gateway that is notified of the cut later gets an event of after the cut before that.
   @ actors.coordination.engine.announcer:GatewayLine.tell_direct
-  - if self._put_off:
-  + if False:
+  F if self._put_off:
 notification-swallowed [Flink R50; H7]
   What a method of the coordinator raises is logged, and the job goes on.
   @ actors.coordination.engine.coordinator:CoordinatorActor._guarded
@@ -66,12 +61,10 @@ coordinator-takes-in-silence [feared; H27 H48]
   The coordinator does not tell the gateway that it has taken an event.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
   - message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
-  + pass
 credit-not-given-back [feared; H27 H48]
   A confirmed event goes on counting against the sender's bound.
   @ actors.coordination.engine.gateway:GatewayActor._confirm_event
   - self._sends.give_back(confirmation)
-  + pass
 old-connection-ends-the-new-one [feared; H24]
   The end of a connection that was replaced counts as the end of the new one.
   @ actors.coordination.engine.gateway:GatewayActor._lose_connection
@@ -90,17 +83,14 @@ gateways-outlive-their-run [feared; H57 H26]
   and each report closes a gateway
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._tell_coordinator
   - self._gateways.close_all("the run has ended")
-  + pass
 gateway-outlives-its-success [feared; H26]
   The gateway of a subtask that has finished stays open.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._tell_coordinator
   - self._gateways.close(attempt, "it has finished")
-  + pass
 abort-not-told-to-subtasks [G5; H45 H44]
   Subtasks do not hear that a checkpoint was aborted: their valves stay closed.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
   - self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-  + pass
 abort-not-told-to-the-coordinator [G5; H45 H16]
   The coordinator does not hear that a checkpoint was aborted.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
@@ -112,7 +102,6 @@ attempt-stays-reachable [feared; H3 H48]
   A task whose attempt is over may resume: its connection goes to a gateway that is gone.
   @ spark_bridge.bridge.router:ConnectionRouter.gateway_closed
   - self._by_attempt.pop(key, None)
-  + pass
 direct-overtakes-the-mailbox [feared; H5 H22 H30]
   What an actor is told directly overtakes what lies in its mailbox.
   @ actors.ref:ActorRef.tell_direct
@@ -122,7 +111,6 @@ direct-while-busy [feared; H5 H22 H30]
   What an actor is told directly it handles in the middle of another message.
   @ actors.cell:ActorCell.handle_direct
   - self.direct = None  # further messages wait for their turn
-  + pass
 failure-of-before-the-reset [feared; H15]
   A failure of before a reset fails the run that comes after it.
   @ actors.coordination.engine.failure:FailureLatch.raise_failure
@@ -136,8 +124,7 @@ second-run-not-refused [feared; H68]
 class-kept-over-runs [feared; H68]
   A class or factory that was given serves all runs with one coordinator.
   @ actors.coordination.host.part:Part.reset_to_checkpoint
-  - elif host is None or old.awaited:
-  + elif True:
+  T elif host is None or old.awaited:
 action-goes-on-with-old-splits [feared; H68]
   A new action goes on with the enumeration of the one before.
   @ protocol.enumerations:CurrentEnumeration.goes_on_in
@@ -148,12 +135,10 @@ kept-output-is-enumerated-anew [feared; H56]
   @ protocol.enumerations:CurrentEnumeration.goes_on_in
   - if look.kept & self._outputs:
   -         return True
-  + pass
 finished-gateway-is-kept [feared; H88]
   The context keeps the gateway of an attempt that has finished.
   @ actors.coordination.host.gateways:GatewayTable.remove
   - of_subtask.pop(attempt.task_attempt_id, None)
-  + pass
 copy-replaces-the-first-gateway [feared; H88 H13]
   The context has only the newest gateway of a subtask.
   @ actors.coordination.host.gateways:GatewayTable.add

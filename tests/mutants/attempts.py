@@ -11,7 +11,6 @@ failure-without-reset [FLINK-20290; H10]
   A subtask that failed is not reset; the coordinator has the failure alone to go by.
   @ protocol.attempts.operator:OperatorLedger._reset_if_vacant
   - self.out.append(SubtaskReset(self.record.operator_id, index))
-  + pass
 timeout-fails-the-latest [FLINK-21996; H25]
   A confirmation that does not come fails the subtask's latest attempt, not the one that is silent.
   @ protocol.attempts.operator:OperatorLedger.take_word
@@ -22,8 +21,7 @@ timeout-fails-the-latest [FLINK-21996; H25]
 kills-without-end [feared; H69]
   Attempts that the framework kills are run again however often, since Spark counts no kill.
   @ protocol.attempts.operator:OperatorLedger._kill
-  - if count < limit:
-  + if True:
+  T if count < limit:
 reset-beside-the-living [feared; H13]
   A subtask is reset although another attempt of it is alive.
   @ protocol.attempts.operator:OperatorLedger._reset_if_vacant
@@ -38,7 +36,6 @@ global-failure-without-reset [feared; H15 H55]
   After a global failure the coordinator is not reset.
   @ protocol.attempts.operator:OperatorLedger._reset_operator
   - self.out.append(OperatorReset(self.record.operator_id, cause))
-  + pass
 revoked-success-not-noticed [feared; H17]
   A success that Spark revokes stays one, and the attempt that runs the partition again is accepted beside it.
   @ protocol.attempts.operator:OperatorLedger.task_ended
@@ -60,8 +57,7 @@ attempt-numbers-start-again [feared; H2]
 zombie-accepted [feared; H11 H13]
   A registration is accepted although Spark has said that its task is over.
   @ protocol.attempts.admission:decide
-  - if task.end is not None:
-  + if False:
+  F if task.end is not None:
 older-attempt-accepted [feared; H10 H13]
   A registration is accepted although Spark has started a later attempt of the partition since.
   Argued: it only costs time: Spark starts the later one when the earlier one is over, so what is accepted is a task
@@ -74,7 +70,6 @@ predecessor-not-failed [feared; H10]
   A retry is accepted although nobody has said that the attempt before it is over.
   @ protocol.attempts.admission:_beside_rivals
   - predecessors.append(entry)
-  + pass
 undecided-is-accepted [feared; H10 H13]
   A registration is accepted while a fact is missing that says what becomes of the attempt before it.
   @ protocol.attempts.admission:_beside_rivals
@@ -109,12 +104,10 @@ run-without-a-job-never-ends [feared; H19]
   A run stays open if the facts of both ends of its job are lost: every call that waits for its end fails for good.
   @ protocol.attempts.operator:OperatorLedger.job_reported
   - self._end_run_without_facts()
-  + pass
 run-ends-at-the-first-look [feared; H19]
   A run ends at the first look that knows no job of it, which may have been asked before its job began.
   @ protocol.attempts.operator:OperatorLedger.job_reported
-  - elif run.jobless_since is None:
-  + elif False:
+  F elif run.jobless_since is None:
   @ protocol.attempts.operator:OperatorLedger.job_reported
   - elif self.now >= run.jobless_since + self.config.query_every_s:
   + else:
@@ -126,19 +119,15 @@ run-ends-between-two-attempts [feared; H19]
 audit-never-comes [feared; H19]
   Nobody looks at Spark's records unless something is strange.
   @ protocol.attempts.operator:OperatorLedger._want_audit
-  - if self.record.run is not None:
-  + if False:
+  F if self.record.run is not None:
   @ protocol.attempts.operator:OperatorLedger._accept
   - self.want_look(self.now + self.config.audit_every_s)
-  + pass
   @ protocol.attempts.operator:OperatorLedger._begin_run
   - self.want_look(self.now + self.config.audit_every_s)
-  + pass
 connection-loss-never-fails [feared; H24 H19]
   An attempt whose connection does not come back is not failed.
   @ protocol.attempts.operator:OperatorLedger.take_word
   - self._fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)
-  + pass
 condemned-is-not-killed [feared; H25 H48]
   An attempt that was given up is not killed: Spark goes on waiting for it.
   @ protocol.attempts.operator:OperatorLedger._fail
@@ -168,7 +157,6 @@ claim-displaces [feared; H75]
   A registration that Spark has not confirmed takes the place of a living attempt.
   @ protocol.attempts.admission:_beside_rivals
   - must_wait = must_wait or not task.confirmed
-  + pass
 unknown-accepted [feared; H75]
   A task that Spark's own records do not know counts as running, because a connection claims it.
   @ protocol.attempts.operator:OperatorLedger._task_reported
@@ -179,7 +167,6 @@ claim-never-refuted [feared; H75]
   A task may claim the id of another one, whatever Spark's facts say of that.
   @ protocol.attempts.ledger:AttemptLedger._task_located
   - operator.task_located(task_attempt_id, place)
-  + pass
 claim-keeps-its-place [feared; H75]
   A task that came first keeps its subtask, although Spark knows only the task that waits for it.
   @ protocol.attempts.reconciliation:task_reported
@@ -199,7 +186,6 @@ success-is-not-told [feared; H86]
   The coordinator is not told that an attempt has finished.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - await self._tell_each(context, "subtask_finished", attempt.subtask, attempt.attempt)
-  + pass
 finished-on-the-tasks-word [feared; H86]
   An attempt counts as finished when its operator has ended, before Spark counts it.
   @ protocol.attempts.operator:OperatorLedger.take_word
@@ -209,7 +195,6 @@ superseded-before-the-success [feared; H86]
   What loses to a success is reported before that success.
   @ protocol.attempts.operator:OperatorLedger._finish
   - self.out.append(SubtaskFinished(entry.attempt))
-  + pass
   @ protocol.attempts.operator:OperatorLedger._finish
   -         self._fail(rival, reason.kind, reason.text)
   +         self._fail(rival, reason.kind, reason.text)
@@ -217,8 +202,7 @@ superseded-before-the-success [feared; H86]
 suspects-the-dead [feared; H87]
   The coordinator is given hints about attempts that are over.
   @ actors.coordination.engine.coordinator:CoordinatorActor._give_hint
-  - if attempt.task_attempt_id not in self._live:
-  + if False:
+  F if attempt.task_attempt_id not in self._live:
 suspects-those-that-have-ended [feared; H87]
   An attempt whose operator has ended is suspected when its connection closes.
   @ protocol.gateway.machine:GatewayMachine._suspect
@@ -238,5 +222,4 @@ missing-subtasks-are-not-told [found; H58]
   A run whose stage has tasks without the operator ends as if all of its subtasks had come.
   @ protocol.attempts.operator:OperatorLedger.end_run
   - missing = record.parallelism - came
-  + pass
 """)

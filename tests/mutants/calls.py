@@ -11,7 +11,6 @@ later-job-of-a-cancelled-action-runs [found; H160]
   A job that a cancelled action submits afterwards is left alone.
   @ spark_bridge.bridge.actor:BridgeActor._hear
   - self._commands.ask(context, CancelJobs((job_id,), why))
-  + pass
 queued-job-of-a-cancelled-action-runs [found; H160]
   Only the jobs whose tasks have registered end with their action.
   @ spark_bridge.bridge.runs:RunningJobs.stop_actions
@@ -26,17 +25,14 @@ cancelled-checkpoint-is-taken-later [found; H160 H176]
   A checkpoint that only waits is taken, and refuses others, although its caller was cancelled.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._take_request
   - self._handle(context, AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
-  + pass
 cancelled-checkpoint-is-not-known [found; H160 H176]
   The operator is not told that the caller who waits for a checkpoint was cancelled.
   @ spark_bridge.driver.operators:Operators.checkpoint
   - operator.tracker_ref.tell(WithdrawCheckpoint(reply_to))
-  + pass
 snapshot-of-an-aborted-checkpoint-is-taken-later [found; H160]
   A coordinator that was busy takes a snapshot for a checkpoint that was given up meanwhile.
   @ actors.coordination.engine.coordinator:CoordinatorActor._take_snapshot
-  - if not self._is_pending(checkpoint_id):
-  + if False:
+  F if not self._is_pending(checkpoint_id):
 savepoint-of-a-cancelled-call-stays [found; H160 H176]
   The file of a savepoint stays, although its caller was cancelled and nobody knows its name.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
@@ -61,7 +57,6 @@ choice-is-recorded-after-the-coordinator [found; H52]
   A coordinator commits what its checkpoint has prepared, before the storage knows that it was started from it.
   @ spark_bridge.driver.operators:Operators.add
   - await record()
-  + pass
   @ spark_bridge.driver.operators:Operators.add
   - await self._accept_tasks(config, tracker_ref)
   + await self._accept_tasks(config, tracker_ref); record and await record()
@@ -74,17 +69,14 @@ interrupted-wait-never-ends [feared; H160]
   A Ctrl-C that is held back does not end a wait for the loop.
   @ spark_bridge.driver.interrupts:Interrupts.wait
   - self._raise_held_back()
-  + pass
 entered-and-interrupted [found; H160]
   A Ctrl-C when the sidecar has just been entered leaves it running, and nobody leaves it.
   @ spark_bridge.driver.sidecar:Sidecar.__enter__
   - self.__exit__(type(error), error, error.__traceback__)
-  + pass
 leaving-that-never-began [found; H160]
   A Ctrl-C before leaving has begun leaves the sidecar running.
   @ spark_bridge.driver.sidecar:Sidecar.__exit__
-  - if self.is_running:
-  + if False:
+  F if self.is_running:
 begun-action-is-never-ended [found; H160]
   The end of an action is not carried out if a Ctrl-C comes before it has begun.
   @ spark_bridge.driver.loop:LoopCalls.start
@@ -98,13 +90,11 @@ trace-without-end [found; H160]
 interrupted-driver-leaves-its-job [found; H160]
   An interrupted action of an attached driver leaves its job running.
   @ spark_bridge.standalone.attached:AttachedSidecar.run
-  - if end.lost is None:
-  + if False:
+  F if end.lost is None:
 request-outlives-its-client [found; H160]
   The sidecar's process carries on with a request whose client has gone.
   @ spark_bridge.standalone.control_server:_Requests.disconnected
   - scope.cancel()
-  + pass
 run-is-repeated-without-a-context [found; H160]
   A failed action is called again after the SparkContext has stopped.
   @ spark_bridge.driver.actions:Actions.fenced
@@ -113,8 +103,7 @@ run-is-repeated-without-a-context [found; H160]
 fork-removes-the-archive [found; H120]
   A forked process that exits removes the archive of its parent.
   @ spark_bridge.driver.shipping:_remove
-  - if os.getpid() == process_id:
-  + if True:
+  T if os.getpid() == process_id:
 text-that-hangs-a-worker [found; H178]
   An exception whose text cannot be encoded reaches Spark's worker.
   @ spark_bridge.subtask.runner:run_subtask_with
@@ -123,8 +112,7 @@ text-that-hangs-a-worker [found; H178]
 texts-without-bounds [found; H178]
   The text of an exception is kept however long it is.
   @ protocol.describing:readable
-  - if len(text) > TEXT_CHARS_MAX:
-  + if False:
+  F if len(text) > TEXT_CHARS_MAX:
 tracebacks-without-bounds [found; H178]
   The traceback of a log line is as long as the text of its exception.
   @ actors.logs:_shortened
@@ -138,13 +126,11 @@ threads-of-those-who-wait [found; H161]
 body-outlives-what-it-has-entered [feared; H163]
   If what was entered fails, the body of the block is not told.
   @ actors.host:Host.cancel_body
-  - if body is None or body.done() or self._left.done():
-  + if True:
+  T if body is None or body.done() or self._left.done():
 cancelled-scope-stays-outside [feared; H163]
   A cancelled scope around the caller does not reach the host.
   @ actors.host:Host._forward_scope
   - self._scope.cancel()
-  + pass
 session-without-a-sidecar-stays-open [found; H160]
   A new session is left open if no sidecar can be made for it.
   @ spark_bridge.connect.sessions:_run_in_one_session

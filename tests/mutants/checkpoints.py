@@ -45,7 +45,6 @@ checkpoint-survives-a-failure [feared; H16 H45]
   A checkpoint goes on when an attempt that has a part in it fails.
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
   - self._under_way.abort_all(f"{attempt}: {input.reason}", out)
-  + pass
 stale-acknowledgement-of-another-attempt [G7; H44]
   The acknowledgement of another attempt of the subtask counts.
   Argued: a third line of defence: a message counts on its own attempt's connection alone, a gateway refuses what is
@@ -86,8 +85,7 @@ savepoint-is-a-restore-point [G6; H49]
 savepoint-subsumes [G6; H49]
   A savepoint that is stored ends the lower checkpoints, and is told as complete.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
-  - if pending.savepoint:
-  + if False:
+  F if pending.savepoint:
 ready-is-not-withheld [feared; H47]
   An attempt is announced while the others are closing, ahead of the coordinator's snapshot.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._withholds
@@ -106,23 +104,19 @@ starts-while-a-reset-is-owed [feared; H16]
 request-waits-for-the-next-run [found; H43 H48]
   A request waits for the reset that comes with the next run, which is not started while a request waits.
   @ protocol.barrier_tracker.tracker:BarrierTracker._run_ended
-  - if self._attempts.resets_owed:
-  + if False:
+  F if self._attempts.resets_owed:
 request-waits-after-too-many-failures [found; H43 H45]
   A request after too many failed checkpoints waits for the reset, and the failed run does not return meanwhile.
   @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
-  - if self._under_way.halted:
-  + if False:
+  F if self._under_way.halted:
 copies-take-checkpoints [feared; H13]
   A checkpoint is taken although a subtask has two attempts at the same time.
   @ protocol.barrier_tracker.attempts:KnownAttempts.copies
-  - if not self._crowded:
-  + if True:
+  T if not self._crowded:
 finished-has-no-final-state [feared; H47]
   A subtask that ends during a checkpoint gives nothing to it, and the checkpoint waits for it forever.
   @ protocol.barrier_tracker.tracker:BarrierTracker._final_state
   - self._under_way.end_part(attempt, final, out)
-  + pass
 final-checkpoint-not-owed [feared; H45 H57]
   A run that ended well owes no checkpoint: its last output is never committed.
   @ protocol.barrier_tracker.schedule:CheckpointSchedule.run_ended_well
@@ -131,8 +125,7 @@ final-checkpoint-not-owed [feared; H45 H57]
 final-checkpoint-is-an-earlier-one [feared; H45]
   A checkpoint that was begun before the run's end passes for the one that commits its last output.
   @ protocol.barrier_tracker.schedule:CheckpointSchedule.completed
-  - if self.final_id is not None and checkpoint_id >= self.final_id:
-  + if True:
+  T if self.final_id is not None and checkpoint_id >= self.final_id:
 final-checkpoint-is-not-repeated [feared; H45]
   A final checkpoint that fails is not asked for again.
   @ protocol.barrier_tracker.schedule:CheckpointSchedule.ended
@@ -141,21 +134,18 @@ final-checkpoint-is-not-repeated [feared; H45]
 aborted-write-stays [feared; H44 H50]
   A checkpoint that is aborted while it is being written is not taken back from the storage.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._end
-  - if written:
-  + if False:
+  F if written:
 failures-are-not-counted [G13; H45]
   However many checkpoints fail in a row, the operator is not failed over.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._fail
   - self.failures += 1
-  + pass
 late-completion-counts [G5; H44]
   A subtask hears of the end of a checkpoint that it does not know.
   @ protocol.gateway.outbound:GatewayOutbound.end_checkpoint
   - if self._checkpoints.pop(checkpoint_id, None) is None:
   + if self._checkpoints.pop(checkpoint_id, None) is False:
   @ protocol.subtask.inbound:SubtaskInbound._end_checkpoint
-  - if self._outbound.phase(item.checkpoint_id) is None:
-  + if False:
+  F if self._outbound.phase(item.checkpoint_id) is None:
 stored-before-the-cut [feared; H40 H78]
   A checkpoint whose subtasks have all acknowledged it is stored before the coordinator's snapshot is there.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
@@ -170,8 +160,7 @@ one-of-many-may-be-torn [feared; H32]
   - if not outside and (self._closed or (unbounded
   + if not outside and (False or (unbounded
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
-  - if part.events_taken != sent and not part.agrees(sent):
-  + if False:
+  F if part.events_taken != sent and not part.agrees(sent):
 last-of-many-moves-nothing-on [feared; H40]
   The last report of a step is taken like the others, and the checkpoint waits for nothing.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
@@ -180,8 +169,7 @@ last-of-many-moves-nothing-on [feared; H40]
 drained-gateway-sends-no-barrier [feared; H42 H78]
   A barrier that waits for a confirmation does not leave when the confirmation comes.
   @ protocol.gateway.outbound:GatewayOutbound._trim
-  - if self.closed:
-  + if False:
+  F if self.closed:
 barrier-waits-for-later-events [feared; H42 H78]
   A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
   @ protocol.gateway.outbound:GatewayOutbound._send_barriers

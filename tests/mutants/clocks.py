@@ -25,13 +25,11 @@ task-waits-forever-for-the-driver [feared; H24 H48]
 a-hanging-method-is-not-reported [E8; H70]
   A method of the coordinator that does not return is never named.
   @ actors.coordination.call_watch:CallWatch.begin
-  - if not self._closed and (self._timer is None or self._timer_at > now + self._report_s):
-  + if False:
+  F if not self._closed and (self._timer is None or self._timer_at > now + self._report_s):
 confirm-clock-runs-while-disconnected [feared; H24 H25]
   The time without a connection counts against the confirmation of an event.
   @ protocol.gateway.outbound:GatewayOutbound.attach
   - self._paused_s += now - self.stopped_at
-  + pass
 checkpoint-timeout-never-fires [feared; H45 H48]
   A checkpoint that does not complete is never given up.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.next_deadline
@@ -40,8 +38,7 @@ checkpoint-timeout-never-fires [feared; H45 H48]
 queued-request-never-refused [feared; H45 H48]
   A request for a checkpoint that cannot start is never refused.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.next_deadline
-  - if self.queued is not None:
-  + if False:
+  F if self.queued is not None:
 registration-is-given-up-late [feared; H19 H48]
   A registration that no fact decides is given up at the next look, and not at its own time.
   Argued: looks at Spark's records follow one another while anything is held, and each of them gives up what has

@@ -100,10 +100,8 @@ urgent-not-counted [feared; H91 H92]
   + self._came += 1; self._begun = self._handled = self._came
   @ protocol.subtask.urgent:UrgentOrder.begin
   - self._begun += 1
-  + pass
   @ protocol.subtask.urgent:UrgentOrder.end
   - self._handled += 1
-  + pass
 urgent-twice [feared; H22 H91]
   An urgent event is handled twice.
   @ protocol.subtask.urgent:UrgentOrder.come
@@ -113,7 +111,6 @@ urgent-waits-forever [feared; H48 H92]
   The return of a handler lets nothing pass.
   @ protocol.subtask.urgent:UrgentOrder.end
   - self._release(effects)
-  + pass
 urgent-handler-is-refused [feared; H92]
   What a handler sends while a snapshot waits for it finds no capacity.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
@@ -125,28 +122,23 @@ ends-before-its-urgent-events [feared; H93]
   - return self._inbound.urgent.idle and not self._outbound.holds()
   + return not self._outbound.holds()
   @ protocol.subtask.machine:SubtaskMachine._finish
-  - if not self._inbound.urgent.idle:
-  + if False:
+  F if not self._inbound.urgent.idle:
 never-gives-up-the-silent [feared; H94]
   An attempt that gives no sign of life is never given up.
   @ protocol.gateway.machine:GatewayMachine._look_for_life
-  - if self._silent_s >= timeout_s:
-  + if False:
+  F if self._silent_s >= timeout_s:
 forgets-the-signs-of-life [feared; H94]
   A sign of life does not begin the wait again.
   @ protocol.gateway.machine:GatewayMachine._look_for_life
   - self._silent_s = 0.0
-  + pass
 hears-no-signs-of-life [feared; H94]
   Intervals count as silent whatever came.
   @ protocol.gateway.machine:GatewayMachine._hear_life
   - self._heard = True
-  + pass
 sends-no-heartbeat [feared; H94]
   A task that has nothing to say gives no sign of life.
   @ protocol.subtask.machine:SubtaskMachine._beat
   - effects.append(SendToCoordinator(Heartbeat(self._id)))
-  + pass
 sends-no-heartbeat-after-a-loss [feared; H94]
   A task gives no signs of life on its second connection.
   @ protocol.subtask.machine:SubtaskMachine._attach
@@ -205,8 +197,7 @@ expires-too-soon [feared; H72]
 delivers-before-ready [feared; H10 H11]
   Events come to the coordinator before it knows that their subtask is ready.
   @ protocol.gateway.inbound:GatewayInbound._take_item
-  - if not self._ready and (self._kept or type(item) in PAYLOAD):
-  + if False:
+  F if not self._ready and (self._kept or type(item) in PAYLOAD):
 confirms-before-taken [feared; H27 H30]
   An upward event is confirmed when it arrives, not when the coordinator has taken it.
   @ protocol.streams:IncomingStream.confirmable_seq
@@ -225,8 +216,7 @@ barrier-apart-without-a-valve [prototype; H79]
 answer-overtakes-the-barrier [prototype; H33 H79]
   An answer is given to its asker although a barrier before it is not met.
   @ protocol.subtask.inbound:SubtaskInbound._take_answer
-  - if self._unmet and not self._outbound.asked_outside(item.request_id):
-  + if False:
+  F if self._unmet and not self._outbound.asked_outside(item.request_id):
 answers-wait-until-no-barrier-is-unmet [prototype; H33 H79]
   An answer waits for later barriers too, so an answer of before a cut is missing in that snapshot.
   @ protocol.subtask.inbound:SubtaskInbound.barrier_met

@@ -35,8 +35,7 @@ lost-start-counts-as-an-application [feared; H48]
 failed-factory-ends-the-process [feared; H48]
   What the factory raises for one driver ends the process for all.
   @ spark_bridge.standalone.process:SidecarProcess._serve_application
-  - if once:
-  + if True:
+  T if once:
 failed-factory-is-not-told [feared; H48]
   A driver that asks for its operators waits although they could not be started.
   @ spark_bridge.standalone.process:SidecarProcess._served

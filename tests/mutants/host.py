@@ -17,17 +17,14 @@ replaced-coordinator-works-on-in-the-background [G16; H9]
   A function that a replaced coordinator runs in the background is not cancelled.
   @ actors.coordination.host.incarnation:Incarnation.cancel_guarded
   - scope.cancel()
-  + pass
 handler-before-the-start-of-its-coordinator [feared; H5]
   A handler of a new coordinator is called while its start is still in progress.
   @ actors.coordination.host.incarnation:Incarnation.takes_calls
-  - if not self.begun.is_set():
-  + if False:
+  F if not self.begun.is_set():
 sender-of-a-restored-message-is-an-address [found; H151]
   A coordinator fails if it answers a restored message of a subtask that a lower parallelism does not have.
   @ actors.coordination.host.gateways:GatewayTable.of
-  - if subtask >= self.parallelism and self._handles_restored():
-  + if False:
+  F if subtask >= self.parallelism and self._handles_restored():
 no-subtask-is-too-high [new; H151]
   A coordinator that sends to a subtask that never was is not told so.
   @ actors.coordination.host.gateways:GatewayTable.of
@@ -42,7 +39,6 @@ started-incarnation-is-not-closed [R105; H6]
   A coordinator whose start was in progress at a reset is never closed.
   @ actors.coordination.host.part:Part._begin
   - self._unclosed.append(new)
-  + pass
 failed-start-takes-calls [feared; H7]
   A coordinator whose start has failed gets the calls after it.
   @ actors.coordination.host.part:Part._begin
@@ -52,11 +48,9 @@ background-of-a-plan-outlives-it [G16; H133]
   What an enumerator of a stream runs in the background goes on after the plan has closed it.
   @ actors.coordination.host.alone:HostAlone.close
   - self._incarnation.cancel_guarded()
-  + pass
 plan-goes-on-after-fail-job [new; H8]
   An enumerator that fails its job while a stream is planned is ignored.
   @ actors.coordination.host.alone:HostAlone.check
-  - if self._failure is not None:
-  + if False:
+  F if self._failure is not None:
 """
 )

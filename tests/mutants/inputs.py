@@ -22,7 +22,6 @@ states-at-rest-change-their-input [new; H174]
   A checkpoint takes the state of a subtask at rest for one of the running input.
   @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
   - at_rest = {subtask: replace(one, earlier_input=True) for subtask, one in at_rest.items()}
-  + pass
 an-earlier-checkpoint-completes-as-that-of-the-run [new; H174]
   A checkpoint that began before the run counts as one of its input if it completes later.
   @ protocol.barrier_tracker.tracker:BarrierTracker._input_began
@@ -61,13 +60,11 @@ partitions-are-not-waited-for [new; H174 H58]
 an-operator-with-positions-begins-all-the-same [new; H174]
   A task that counts records begins, although its input is in another number of partitions.
   @ spark_bridge.subtask.runner:_Run.open
-  - if registered.positions_refused and parts.counts_records:
-  + if False:
+  F if registered.positions_refused and parts.counts_records:
 one-streaming-operator-counts-the-outputs-of-another [found; H174]
   Two operators in streaming mode run in the same tasks, and the second one loses rows after a retry.
   @ protocol.attempts.admission:why_not_both
-  - if len(task.streaming) < 2 or not task.confirmed:
-  + if True:
+  T if len(task.streaming) < 2 or not task.confirmed:
 a-claim-fails-a-streaming-operator [new; H174 H75]
   A registration for a task that Spark has not confirmed fails the run of another operator.
   @ protocol.attempts.admission:why_not_both
@@ -86,8 +83,7 @@ finished-names-are-forgotten-after-another-kind-of-run [found; H174]
 a-stray-micro-batch-runs [new; H174 H175]
   A streaming operator runs in a foreachBatch that nothing has announced, and writes repeated batches twice.
   @ spark_bridge.task_entry:_refuse_stray_batch
-  - if query_id and context.getLocalProperty(BATCH_PROPERTY) != endpoint.operator_id:
-  + if False:
+  F if query_id and context.getLocalProperty(BATCH_PROPERTY) != endpoint.operator_id:
 another-name-is-taken-for-an-interrupted-one [new; H174]
   A run with another input_id continues the input that was interrupted.
   @ actors.coordination.engine.inputs:compare
@@ -112,7 +108,6 @@ a-batch-that-is-over-is-that-of-every-run [new; H174]
   A plain run after a micro-batch is labelled as this batch.
   @ actors.coordination.engine.checkpoint_labels:CheckpointLabels.withdraw
   - self._batch = None
-  + pass
 the-last-output-is-dropped-by-the-next-run [new; H174]
   A run that begins immediately resets the operator before the previous run's final checkpoint is complete.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._must_wait
@@ -137,7 +132,6 @@ splits-in-hand-of-another-input [new; H174]
   A reader reads splits that it had in hand in an interrupted run of another input.
   @ spark_bridge.subtask.source:SplitReader.handle_event
   - self.splits.clear()
-  + pass
 files-are-looked-for-once-ever [new; H174]
   A source that looks once does not look again on the next day.
   @ actors.coordination.sources.enumerators:DiscoveringSplitEnumerator.start

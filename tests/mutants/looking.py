@@ -37,7 +37,6 @@ a-bar-keeps-the-lock-of-all-bars [found; H155]
   A progress bar that cannot be drawn makes the program wait forever.
   @ spark_bridge.observability.progress:Progress._draw
   - self._bar_class.get_lock().release()
-  + pass
 nan-is-counted [found; H156]
   A NaN is counted, and reaches JSON.
   @ spark_bridge.primitives.counters.book:_number
@@ -67,7 +66,6 @@ a-line-that-was-skipped-has-no-place [new; H155]
   Nobody learns which line of an event log cannot be read.
   @ spark_bridge.observability.history:read_timeline
   - first_skipped = first_skipped or f"line {number} of {file}"
-  + pass
 a-sum-becomes-infinite [found; H156]
   Finite counts add up to infinity, and two of these to NaN.
   @ spark_bridge.primitives.counters.book:plus
@@ -87,7 +85,6 @@ a-total-keeps-what-a-lost-attempt-had-counted [new; H156]
   The total on the page has the counts of attempts that were lost.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator._recount
   - total.add(-before.get(name, 0))
-  + pass
 a-total-rounds-as-it-adds [found; H156]
   A large count that was lost takes small ones along.
   @ spark_bridge.primitives.counters.book:Total.add
@@ -127,12 +124,10 @@ a-reader-that-leaves-is-an-error [found; H155]
   Help that nobody reads to its end ends with a text of Python's.
   @ spark_bridge.command:main
   - sys.stdout.flush()
-  + pass
 an-older-trace-can-be-read-by-others [found; H155]
   A trace that replaces one of mode 0644 has this mode.
   @ spark_bridge.observability.trace:_created
   - os.fchmod(descriptor, 0o600)
-  + pass
 a-tab-that-cannot-be-opened-is-not-counted [found; H155]
   The status does not say that the tab is missing.
   @ spark_bridge.observability.spark_ui:SparkTabActor.receive

@@ -24,18 +24,15 @@ PARTS = catalogue(
 found-again-counts-twice [new; H100]
   An item that a retried task finds again is added again.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_report
-  - if id_ not in self._seen:
-  + if True:
+  T if id_ not in self._seen:
 work-ends-while-some-is-done [new; H100]
   Tasks are told that there is no more while another task works on an item, which may add some.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - if not self._in_work:
-  + if True:
+  T if not self._in_work:
 kept-back-from-a-copy [new; H100]
   An attempt that starts beside another one does not get that one's items.
   @ actors.coordination.sources.source:SourceCoordinator.subtask_ready
   - await _send_splits(gateway.send_event, [decode_split(split) for _, split in recorded])
-  + pass
 item-in-work-is-in-no-snapshot [new; H100]
   A snapshot leaves out the item that the task works on.
   @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
@@ -44,18 +41,15 @@ item-in-work-is-in-no-snapshot [new; H100]
 found-items-leave-after-the-snapshot [new; H100]
   What a task has found and not reported is neither in its snapshot nor sent before it.
   @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
-  - if self._finished or self._found or self._given_back:
-  + if False:
+  F if self._finished or self._found or self._given_back:
 hand-of-a-streaming-task-is-taken [new; H100]
   A task gives back items that a checkpoint holds for it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - elif self._is_batch:
-  + elif True:
+  T elif self._is_batch:
 lost-attempt-keeps-its-counts [new; H101]
   The counts of an attempt that is lost stay in the sum.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.subtask_failed
   - self._attempts.get(subtask, {}).pop(attempt, None)
-  + pass
 copies-count-together [new; H101]
   The counts of all attempts of a subtask are added.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator._counting
@@ -64,8 +58,7 @@ copies-count-together [new; H101]
 counts-are-in-no-checkpoint [new; H101]
   The driver does not know the counts of a checkpoint until the tasks report them again.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.checkpoint_coordinator
-  - if self._is_batch:
-  + if True:
+  T if self._is_batch:
 counts-are-in-no-snapshot [new; H101]
   A restored task counts from zero.
   @ spark_bridge.primitives.counters.task:CountersPart.snapshot_state
@@ -75,7 +68,6 @@ place-of-a-lost-attempt-is-lost [new; H111]
   An attempt that is over keeps its place among the users.
   @ spark_bridge.primitives.permits.driver:_Coordinator.subtask_failed
   - self._forget(subtask, attempt)
-  + pass
 one-user-too-many [new; H111]
   One more user is let in than allowed.
   @ spark_bridge.primitives.permits.book:PermitBook._serve_waiting
@@ -84,28 +76,23 @@ one-user-too-many [new; H111]
 idle-place-is-kept-from-others [new; H111]
   A task keeps an idle place although another one waits for it.
   @ spark_bridge.primitives.permits.task:PermitsPart.handle_event
-  - if self._contended[1] and self._idle_slots:
-  + if False:
+  F if self._contended[1] and self._idle_slots:
 older-news-of-a-wait-counts [new; H111]
   A task keeps an idle place although another one waits, because of older news that came later.
   @ spark_bridge.primitives.permits.task:PermitsPart.handle_event
-  - if version > self._contended[0]:
-  + if True:
+  T if version > self._contended[0]:
 permit-of-a-wait-that-failed-is-used-up [new; H176]
   A permit that nobody has used is not handed out again.
   @ spark_bridge.primitives.permits.book:PermitBook._give_back_permit
   - self._schedule.give_back(permit)
-  + pass
 place-that-crosses-the-give-up-is-kept [new; H176]
   A place that was granted when its task had given up stays taken.
   @ spark_bridge.primitives.permits.book:PermitBook.give_up
   - self._free_slot(ticket)
-  + pass
 permits-are-reserved-for-those-who-will-be-gone [new; H176]
   A permit is reserved for a task that will have given up when it is due.
   @ spark_bridge.primitives.permits.book:PermitBook._grant
-  - if due > until + _ROUNDING_S:
-  + if False:
+  F if due > until + _ROUNDING_S:
 interrupted-task-keeps-what-it-asked-for [new; H176]
   Only a timeout gives back what was reserved, no other end of a wait.
   @ spark_bridge.primitives.permits.task:PermitsPart.acquire
@@ -119,18 +106,15 @@ ahead-beyond-need [new; H176]
 call-that-was-given-up-takes-part [new; H176]
   A member's call that timed out completes a round with those of the others.
   @ protocol.group:GroupMachine._give_up
-  - if self._is_inside(member, generation):
-  + if False:
+  F if self._is_inside(member, generation):
 wait-that-is-over-joins [new; H176]
   An attempt whose wait is over is admitted, because its message was held back.
   @ protocol.group:GroupMachine._end_waits
-  - if until >= now:
-  + if True:
+  T if until >= now:
 spare-tasks-are-let-in-without-end [new; H109]
   Members of a full group are told that a spare task waits.
   @ protocol.group:GroupMachine.waiting
-  - if current is None or not current.inside:
-  + if True:
+  T if current is None or not current.inside:
 members-that-let-others-in-are-left-behind [new; H109]
   A generation is formed without a member that has left to let others in and comes back.
   @ protocol.group:GroupMachine._patience_s
@@ -155,7 +139,6 @@ finished-subtasks-are-waited-for [new; H106]
   A task that is lost after the others have finished waits for them.
   @ protocol.group:GroupMachine.handle
   - self._finished.setdefault(member.subtask, set()).add(member)
-  + pass
 late-task-has-the-first-value [new; H110]
   A task that starts later gets the change of the newest version instead of its value.
   @ spark_bridge.primitives.shared_value.driver:_Coordinator.subtask_ready
@@ -257,7 +240,6 @@ sent-between-the-cuts-of-two-stages [new; H80]
   What a stage sends between its own snapshot and the cut of the chain is before the cut.
   @ actors.coordination.host.part:Parts.snapshot_taken
   - part.held = self._held
-  + pass
 held-for-the-cut-and-lost [new; H80]
   What a stage sends between its own snapshot and the cut of the chain is never sent.
   @ actors.coordination.host.part:Parts.cut_reached
@@ -319,7 +301,6 @@ a-part-of-another-operator-is-found [new; H80]
   After an output, the next operator of Spark's pipeline finds the parts of the one before.
   @ spark_bridge.subtask.parts:OperatorParts._outputs_found
   - _local.parts = previous
-  + pass
 a-part-is-found-after-its-task [new; H80]
   The parts of a task that has ended are found by what runs in the process later.
   @ spark_bridge.subtask.parts:OperatorParts.close
@@ -356,8 +337,7 @@ position-before-the-output [new; H130]
 hybrid-hears-of-no-early-return [new; H132]
   A task that returned early and succeeded counts as still reading, so that the next source never begins.
   @ actors.coordination.sources.enumerators:HybridSplitEnumerator.attempt_ended
-  - if succeeded:
-  + if False:
+  F if succeeded:
 hybrid-hands-over-too-early [new; H132]
   The next source begins while a task still has something of the one before.
   @ actors.coordination.sources.enumerators:HybridSplitEnumerator._hand_over_if_read
@@ -377,12 +357,10 @@ hybrid-completes-alone [new; H132]
   The readers of a hybrid source are not notified of completed checkpoints.
   @ spark_bridge.sources.hybrid:HybridReader.notify_checkpoint_complete
   - reader.notify_checkpoint_complete(checkpoint_id)
-  + pass
 splits-of-a-checkpoint-go-back [new; H130]
   A reset gives back splits that the checkpoint holds for the reader.
   @ actors.coordination.sources.source:SourceCoordinator.checkpoint_coordinator
   - self._splits.on_checkpoint(checkpoint_id)
-  + pass
 state-has-the-limits-of-events [feared; H164]
   An entry of a state is refused if it nests deeper, or has more entries, than an event may.
   @ protocol.wire.state:_chunks
@@ -398,8 +376,7 @@ state-is-encoded-in-one-turn [new; H164]
 known-split-is-forgotten-while-it-exists [new; H164 H131]
   A split that each look finds is forgotten, and read again.
   @ protocol.known_keys:KnownKeys.see
-  - if bucket[at + _REST] != self._period:
-  + if False:
+  F if bucket[at + _REST] != self._period:
 known-splits-are-lost-in-a-restore [new; H164 H131]
   A restored source finds again what was read.
   @ actors.coordination.sources.enumerators:DiscoveringSplitEnumerator._restore_known
@@ -413,33 +390,27 @@ users-value-is-compared [new; H164]
 items-of-a-checkpoint-cannot-be-given-back [new; H100]
   In batch mode, an item that a task had at a checkpoint is lost when the task gives it back.
   @ actors.coordination.sources.source:SourceCoordinator.checkpoint_coordinator
-  - if self._context.mode is RestoreMode.STREAMING:
-  + if True:
+  T if self._context.mode is RestoreMode.STREAMING:
 taken-back-beside-a-copy [new; H100]
   Another task gets an item that a copy may have begun.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_back
-  - if len(self._context.attempts(subtask)) > 1:
-  + if False:
+  F if len(self._context.attempts(subtask)) > 1:
 items-for-a-copy-that-is-gone [new; H100]
   Items are handed to a subtask that has finished, because a copy of the attempt that counts wanted some.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
-  - if succeeded or not copies:
-  + if False:
+  F if succeeded or not copies:
 what-a-copy-has-done-counts [new; H100]
   Items that only a copy has done count as done by the attempt that returned early and succeeded.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
-  - if undone is None:
-  + if True:
+  T if undone is None:
 others-wait-for-what-a-finished-streaming-task-keeps [found; H100]
   A function returns early in streaming mode, and the other tasks wait without end for what it had in hand.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
   - self._check_somebody_works()
-  + pass
 what-a-finished-streaming-task-had-restored-is-nobodys [new; H100]
   A function returns early in streaming mode, and the other tasks wait for what it had restored.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._keep
-  - if worker == NOBODY:
-  + if False:
+  F if worker == NOBODY:
 what-comes-too-late-for-a-function-stays-in-work [new; H100]
   An item is assigned in streaming mode while a function returns, and nobody does it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
@@ -458,13 +429,11 @@ a-revoked-success-leaves-items-to-nobody [new; H100 H17]
 a-restored-report-ends-the-next-attempt [new; H100 H151]
   A report of a function that had returned, held in the checkpoint, keeps the next attempt of its subtask from items.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.handle_source_event
-  - if self._context.coordinator.handles_restored:
-  + if False:
+  F if self._context.coordinator.handles_restored:
 restored-reports-count [new; H101]
   A report of an earlier attempt, held in the checkpoint, counts beside that of the attempt that has restored it.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.handle_event_from_operator
-  - if self._context.handles_restored:
-  + if False:
+  F if self._context.handles_restored:
 counts-of-a-failed-run-stay [new; H101]
   In streaming mode, counts of subtasks that had finished stay when the run is begun again without a checkpoint.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.reset_to_checkpoint

@@ -77,7 +77,6 @@ held-waits-for-the-window-of-another [new; H150 H48]
   A restored event waits for the window of the part before it in the queue.
   @ protocol.subtask.outbound:SubtaskOutbound._release
   - self._release_others(effects)
-  + pass
 held-overtakes-its-part [new; H150 H30]
   A restored event passes another one of its part that waits for the window.
   @ protocol.subtask.outbound:SubtaskOutbound._release_others
@@ -94,18 +93,15 @@ one-part-hears-of-capacity [new; H150 H27]
 part-beyond-the-table-is-taken-up [new; H150 H62]
   An event for a part that the operator does not have is put into the mailbox.
   @ protocol.subtask.inbound:SubtaskInbound._check_part
-  - if part >= len(self._outside):
-  + if False:
+  F if part >= len(self._outside):
 snapshot-of-an-unknown-part-is-stored [found; H150 H62]
   A task makes a checkpoint that no restore can read.
   @ protocol.parts:PartTable.mismatch
-  - if event.part >= self.count:
-  + if False:
+  F if event.part >= self.count:
 positions-of-unknown-parts-are-stored [found; H150 H62]
   A task says how many events a part has sent that the operator does not have.
   @ protocol.parts:PartTable.mismatch
-  - if len(sent) > self.count:
-  + if False:
+  F if len(sent) > self.count:
 outside-is-held-by-the-task [F3; H152]
   A task's permit waits for the snapshot, which waits for the permit.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
@@ -124,8 +120,7 @@ outside-sends-without-a-bound [new; H152 H27]
 outside-is-counted-in-positions [new; H152 H150]
   The position in a snapshot depends on how many permits a task has asked for.
   @ protocol.subtask.outbound:SubtaskOutbound._send_submitted
-  - if not self._outside[part]:
-  + if True:
+  T if not self._outside[part]:
 outside-is-counted-in-the-cut [new; H152 H150]
   The coordinator's cut counts what outside parts have taken.
   @ protocol.parts:PartTable.inside
@@ -159,8 +154,7 @@ urgent-outside-waits-for-the-snapshot [new; H152]
 urgent-outside-lets-others-pass [found; H152 H91]
   The handler of an outside part's event counts for an earlier urgent event that still waits.
   @ protocol.subtask.urgent:UrgentOrder.come
-  - if self._after:
-  + if False:
+  F if self._after:
 inside-takes-for-outside [new; H152 H27]
   An event of an outside part counts as taken when a later one of another part is.
   @ protocol.gateway.inbound:GatewayInbound.take
@@ -174,13 +168,11 @@ outside-takes-what-is-aside [new; H152 H27]
 restored-outside-is-delivered [F4; H152]
   A restored message of an outside part reaches its coordinator.
   @ protocol.gateway.inbound:GatewayInbound._check_sender
-  - if self._table.outside[item.part]:
-  + if False:
+  F if self._table.outside[item.part]:
 held-outside-is-stored [new; H152]
   A checkpoint holds what no attempt may restore.
   @ protocol.parts:PartTable.mismatch
-  - if self.outside[event.part]:
-  + if False:
+  F if self.outside[event.part]:
 parts-by-index-after-a-restore [new; H154 H150]
   A part that has another index than in the checkpoint begins with the events and the position of another one.
   @ protocol.barrier_tracker.rescale:refitted
@@ -205,7 +197,6 @@ restored-positions-begin-again [new; H154 H150]
   Under another table all positions are 0.
   @ protocol.barrier_tracker.rescale:refitted
   - counts[index] = count
-  + pass
 envelope-of-a-task-spoils-the-file [found; H150 H50]
   A held event that begins as an envelope of earlier formats makes a checkpoint unreadable.
   @ protocol.wire.checkpoint_format:_needs_part

@@ -11,8 +11,7 @@ SETTINGS = catalogue(
 a-timeout-that-nothing-counts [found; H165]
   A timeout of heartbeats without an interval is taken, and means nothing.
   @ protocol.gateway.types:GatewayLimits.__post_init__
-  - if self.heartbeat_timeout_s is not None:
-  + if False:
+  F if self.heartbeat_timeout_s is not None:
 an-operator-without-its-limits [feared; H165]
   The limits that coordinate() is given are those of the sidecar.
   @ spark_bridge.driver.runtime:SidecarRuntime.coordinate

@@ -41,18 +41,15 @@ CATALOGUE = catalogue(r"""
 forged-file [new; H110]
   A task takes whatever is in a file of its executor for the shared value.
   @ spark_bridge.primitives.shared_value.files:ValueFiles.read
-  - if digest_of(payload) == digest:
-  + if True:
+  T if digest_of(payload) == digest:
 all-fetch [new; H110]
   Each process of an executor fetches a large shared value, although another one fetches it.
   @ spark_bridge.primitives.shared_value.files:ValueFiles.begin
   - fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  + pass
 no-token-check [X6; H74]
   Any task of an operator may resume any attempt of it.
   @ spark_bridge.bridge.router:ConnectionRouter._why_not_believed
-  - if not hmac.compare_digest(token, message.token):
-  + if False:
+  F if not hmac.compare_digest(token, message.token):
 key-of-another-operator [X4; H76]
   A task of one operator may register and resume for another one.
   @ spark_bridge.bridge.router:ConnectionRouter._why_not_believed
@@ -61,8 +58,7 @@ key-of-another-operator [X4; H76]
 no-proof-check [X5; H61]
   Whatever a peer sends as its proof is believed.
   @ protocol.wire.handshake:_Handshake._take_proof
-  - if not right or self._key is _NO_KEY:
-  + if False:
+  F if not right or self._key is _NO_KEY:
 no-key-is-a-key [X4; H76]
   An identity for which there is no key is served with a key of zeros, which anybody knows.
   @ protocol.wire.handshake:_Handshake._take_proof
@@ -76,8 +72,7 @@ identity-outside-the-transcript [X4; H76]
 certificate-not-pinned [X7; H77]
   A task accepts any certificate, and so anybody between it and the sidecar.
   @ spark_bridge.common.tls:TlsStream._shake_hands
-  - if self._pin is not None:
-  + if False:
+  F if self._pin is not None:
 no-container-bound [X8; H62]
   An event may have any number of lists and maps: 4 MiB of empty maps take 300 MiB and seconds.
   @ protocol.wire.events:_Counts.add
@@ -106,8 +101,7 @@ members-of-one-hash [X8; H62 H95]
 nesting-in-tuples [the closed table; H62 H95]
   Only lists and maps count as levels of an event, and its tuples and sets nest without a limit.
   @ protocol.wire.events:_check_nesting
-  - if not _flat.issuperset(map(type, level)):
-  + if False:
+  F if not _flat.issuperset(map(type, level)):
 nesting-in-classes [the closed table; H62 H97]
   The values of users' classes nest without a limit.
   @ protocol.wire.events:_NestingBuilder._depth_over
@@ -116,8 +110,7 @@ nesting-in-classes [the closed table; H62 H97]
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
   @ actors.coordination.engine.coordinator:CoordinatorActor._decoded
-  - if len(payload) <= EVENT_STEP_BYTES:
-  + if True:
+  T if len(payload) <= EVENT_STEP_BYTES:
 whole-reads [X9; H65]
   A connection hands over everything that a read delivers, in one turn of the loop.
   @ spark_bridge.server.connection:Connection._take_frames
@@ -141,18 +134,15 @@ small-ones-are-progress [new; H113]
 any-claim [new; H62 H113]
   A large message may claim any size.
   @ protocol.wire.fragments:FragmentDecoder._begin
-  - if not least <= size <= most:
-  + if False:
+  F if not least <= size <= most:
 everything-passes [new; H22 H112]
   What is sent after a large event leaves before it.
   @ protocol.wire.fragments:Outbox.put
-  - if not self.busy or type(message) in PASSING:
-  + if True:
+  T if not self.busy or type(message) in PASSING:
 no-patience-with-a-slow-reader [new; H114]
   A task that reads a large event slowly is killed, although it reads all the time.
   @ protocol.gateway.outbound:GatewayOutbound.progress
   - self._progressed = now - self._paused_s
-  + pass
 all-parts-together [new; H113]
   A large message goes to the socket's buffer as a whole, however slowly the peer reads.
   @ spark_bridge.server.connection:Connection._pump
@@ -191,18 +181,15 @@ last-line-of-a-failure [found; H69]
 nameless-row [found; H171]
   A row that UTF-8 cannot encode is refused without its name.
   @ spark_bridge.sinks.rows:naming_lone_surrogates
-  - if _has_lone_surrogate(value):
-  + if False:
+  F if _has_lone_surrogate(value):
 any-old-state [found; H164]
   Any bytes that decode are a state of an earlier release.
   @ protocol.wire.state:decode_state_in_steps
-  - if type(value) is not old:
-  + if False:
+  F if type(value) is not old:
 any-element [feared; H165]
   A list of seconds may contain what is not a number of seconds.
   @ protocol.arguments:_Expected.check
-  - if not all(_keeps(one, self.each) for one in many):
-  + if False:
+  F if not all(_keeps(one, self.each) for one in many):
 async-for-plain [feared; H165]
   An async function is accepted whose coroutine nobody awaits.
   @ protocol.arguments:_is_function
@@ -216,13 +203,11 @@ stranger-class [feared; H165]
 any-signature [feared; H165]
   A function is accepted that cannot be called with what Headgate passes to it.
   @ protocol.arguments:_is_function
-  - if isinstance(given, list) and not _takes(value, len(given)):
-  + if False:
+  F if isinstance(given, list) and not _takes(value, len(given)):
 any-attribute [feared; H165]
   A setting that is an attribute of a user's class has any value.
   @ protocol.arguments:check_settings
-  - if not hasattr(type(value), "__get__"):
-  + if False:
+  F if not hasattr(type(value), "__get__"):
 asked-for-its-class [feared; H165]
   An exception whose __class__ raises breaks the operator.
   @ protocol.describing:is_a
@@ -252,17 +237,14 @@ broken-operator-is-not-noticed [feared; H165]
   The job of an operator whose actors have ended waits for them.
   @ spark_bridge.bridge.actor:BridgeActor._add_operator
   - context.watch(message.tracker_ref)
-  + pass
 broken-operator-takes-tasks [feared; H165]
   A later task of an operator whose actors have ended waits for them.
   @ spark_bridge.bridge.actor:BridgeActor._register
-  - if message.message.operator_id in self._broken:
-  + if False:
+  F if message.message.operator_id in self._broken:
 broken-operator-is-run-again [feared; H165]
   An action is called again although its operator has ended for good.
   @ spark_bridge.driver.restarts:Restarter._delay
-  - if is_a(cause, OperatorBroken):
-  + if False:
+  F if is_a(cause, OperatorBroken):
 another's-failure [E2: a counter of the whole sidecar; H65]
   A failed run of any operator counts for every action that is being called.
   @ spark_bridge.bridge.runs:RunningJobs.failed

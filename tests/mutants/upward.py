@@ -42,10 +42,8 @@ restored-after-new [G1; H31]
   The held events of a restored snapshot leave after new ones.
   @ protocol.subtask.outbound:SubtaskOutbound.__init__
   - self._release([])
-  + pass
   @ protocol.subtask.outbound:SubtaskOutbound.attach
   - self._use_capacity(effects)
-  + pass
 forgets-to-resend-up [feared; H24 H30]
   After a reconnect the subtask sends all that is unconfirmed again but the first.
   @ protocol.subtask.outbound:SubtaskOutbound.attach
@@ -55,17 +53,14 @@ window-not-given-back [feared; H27 H48]
   A confirmation frees no capacity at the subtask.
   @ protocol.subtask.outbound:SubtaskOutbound.confirm
   - self._use_capacity(effects)
-  + pass
 taken-items-are-lost [feared; H27 H48]
   The gateway does not hear that the coordinator has taken an event.
   @ protocol.gateway.machine:GatewayMachine._take
   - self._inbound.take(input.seq, input.part)
-  + pass
 taken-items-are-not-told [feared; H27 H48]
   The subtask does not hear that the coordinator has taken an event.
   @ protocol.gateway.machine:GatewayMachine._take
   - self._send_confirm(effects, _NOW)
-  + pass
 held-request-becomes-an-event [found; H73]
   A request that a checkpoint holds is stored as an event.
   @ protocol.subtask.outbound:SubtaskOutbound._snapshot_held
@@ -74,8 +69,7 @@ held-request-becomes-an-event [found; H73]
 restored-request-leaves-as-an-event [found; H73]
   A restored request leaves as an event.
   @ protocol.subtask.outbound:SubtaskOutbound._send_submitted
-  - elif submitted.is_request:
-  + elif False:
+  F elif submitted.is_request:
 late-confirmation-never-leaves [feared; H30]
   What a subtask has said of a checkpoint is not confirmed with the end of the checkpoint.
   Argued: it only costs memory: nobody waits for this confirmation, the next close or any other confirmation takes
@@ -104,8 +98,7 @@ does-not-compare [feared; H32]
 union-runs-with-half-of-the-subtasks [found; H58]
   Two operators share out the tasks of a stage, and each runs with some of its subtasks.
   @ protocol.attempts.admission:why_divided
-  - if not (mine and others):
-  + if True:
+  T if not (mine and others):
 union-is-proven-by-claims [feared; H58 H75]
   What tasks claim that Spark has not confirmed shows that a stage is divided.
   @ protocol.attempts.admission:why_divided
@@ -119,8 +112,7 @@ event-class-with-its-own-init [found; H97]
 event-is-changed-by-its-post-init [found; H97]
   What __post_init__ makes of the fields that were sent is not taken back.
   @ protocol.wire.event_classes:Registration.build
-  - if self._again:
-  + if False:
+  F if self._again:
 close-fails-a-success [found; H178]
   What an operator raises in close fails a task whose outputs are complete.
   @ spark_bridge.subtask.closing:close_quietly
@@ -145,30 +137,25 @@ abandoned-request-keeps-its-place [found; H85 H27]
   A task whose request has timed out tells nobody, so its place in the window is lost.
   @ protocol.subtask.outbound:SubtaskOutbound.abandon
   - self.send_item(RequestCancelled(self._id, self.next_seq, request_id), effects)
-  + pass
 abandoned-request-leaves-all-the-same [feared; H85 H31]
   A request that was abandoned while it was held stays in the queue and in the snapshot.
   @ protocol.subtask.outbound:SubtaskOutbound.abandon
-  - if isinstance(submitted, RequestSubmitted) and submitted.request_id == request_id:
-  + if False:
+  F if isinstance(submitted, RequestSubmitted) and submitted.request_id == request_id:
 taken-back-request-frees-nothing [feared; H85 H27]
   Nobody who waits for capacity learns that a held request was taken back.
   @ protocol.subtask.outbound:SubtaskOutbound.abandon
   - self._use_capacity(effects)
-  + pass
 cancellation-overtakes-its-request [feared; H85]
   The coordinator is notified of a cancellation before it has the request, and forgets it.
   @ protocol.gateway.inbound:GatewayInbound._cancel
   - if not any(
   + if True or any(
   @ protocol.gateway.inbound:GatewayInbound._deliver_payload
-  - if item.request_id in self._cancelled:
-  + if False:
+  F if item.request_id in self._cancelled:
 cancelled-reply-stays-open [feared; H85 H48]
   The coordinator does not answer a request that nobody waits for.
   @ actors.coordination.engine.reply:OpenReplies.cancel
   - recipient.cancel()
-  + pass
 deferred-request-is-answered-too [feared; H84]
   A request whose answer is deferred gets an empty one at the same time.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_request
@@ -178,12 +165,10 @@ deferred-answer-never-leaves [feared; H84 H48]
   A settled reply tells the gateway nothing.
   @ actors.coordination.engine.reply:WaitingTask._submit
   - self._part.submit(partial(self._gateway_ref.tell_direct, answer))
-  + pass
 completes-at-the-acknowledgements [prototype; invariant H79]
   A checkpoint is stored before the coordinator has taken the tail of the stream.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
-  - if self.hold_events:
-  + if True:
+  T if self.hold_events:
 covers-what-was-recorded [prototype; H32 H79]
   The part of a subtask says that the coordinator's state covers what was recorded too.
   @ protocol.barrier_tracker.pending:Part.collect

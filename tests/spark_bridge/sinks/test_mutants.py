@@ -28,13 +28,11 @@ state-not-committed-again [new; H52]
 destroyed-in-doubt [new; H64]
   What a reset leaves behind is destroyed while an aborted checkpoint that needs it may still be restored.
   @ spark_bridge.sinks.two_phase.driver:SinkCommits._destroy
-  - if in_doubt:
-  + if False:
+  F if in_doubt:
 half-a-checkpoint [new; H141]
   An atomic sink commits what is known of a checkpoint, and the rest when it comes.
   @ spark_bridge.sinks.two_phase.gather:WholeCheckpoints.take
-  - if group.missing and not self._run_succeeded:
-  + if False:
+  F if group.missing and not self._run_succeeded:
 waiting-not-in-state [new; H141]
   What waits for the rest of its checkpoint is missing from the state of the next one.
   @ spark_bridge.sinks.two_phase.driver:SinkCommits.snapshot
@@ -43,16 +41,13 @@ waiting-not-in-state [new; H141]
 last-list-not-covered [new; H141]
   What an operator lists at its end waits for the next checkpoint, although a snapshot holds it.
   @ spark_bridge.sinks.two_phase.gather:WholeCheckpoints.covering
-  - if prepared.checkpoint_id >= 0 or not missing:
-  + if True:
+  T if prepared.checkpoint_id >= 0 or not missing:
 orphans-of-dead-drivers [new; H140]
   What a dead driver's tasks have prepared after the restored checkpoint stays forever.
   @ spark_bridge.sinks.two_phase.driver:SinkCommits.start
   - await self._sweep(self._ledger.parts_of_earlier_applications)
-  + pass
   @ spark_bridge.sinks.two_phase.driver:SinkCommits.complete
-  - if self._ledger.nothing_held:
-  + if False:
+  F if self._ledger.nothing_held:
 held-parts-are-no-orphans [new; H52 H64]
   A new driver destroys all that it finds prepared, even if a list of it may still arrive.
   @ spark_bridge.sinks.two_phase.ledger:SinkLedger.parts_of_earlier_applications
