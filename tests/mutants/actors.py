@@ -50,13 +50,11 @@ cut-overtaken-where-it-was-put-off [prototype; H41 H79]
 notification-swallowed [Flink R50; H7]
   What a method of the coordinator raises is logged, and the job goes on.
   @ actors.coordination.engine.coordinator:CoordinatorActor._guarded
-  - self.raise_global_failure(method, error, context)
-  + context.log.warning('swallowed', error=repr(error))
+  ~ self.raise_global_failure(method, error, context) => context.log.warning('swallowed', error=repr(error))
 answers-another-attempt [G14; H33]
   The answer to a request goes to the attempt that has been alive for longest.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_request
-  - message.gateway_ref.tell_direct(AnswerSubmitted(
-  + next(iter(self._live.values())).tell_direct(AnswerSubmitted(
+  ~ message.gateway_ref.tell_direct(AnswerSubmitted( => next(iter(self._live.values())).tell_direct(AnswerSubmitted(
 coordinator-takes-in-silence [feared; H27 H48]
   The coordinator does not tell the gateway that it has taken an event.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
@@ -75,8 +73,7 @@ old-connection-is-heard [feared; H24 H30]
   Argued: the numbers make it harmless (H22, H30): what comes on a connection that was replaced is either known or
   the very next
   @ actors.coordination.engine.gateway:GatewayActor._take_messages
-  - if connection is None or connection.connection_id != message.connection_id:
-  + if connection is None:
+  ~ if connection is None or connection.connection_id != message.connection_id: => if connection is None:
 gateways-outlive-their-run [feared; H57 H26]
   When a run ends its gateways stay open.
   Argued: a second line of defence: the ledger reports every attempt as finished or failed before it ends the run,
@@ -114,13 +111,11 @@ direct-while-busy [feared; H5 H22 H30]
 failure-of-before-the-reset [feared; H15]
   A failure of before a reset fails the run that comes after it.
   @ actors.coordination.engine.failure:FailureLatch.raise_failure
-  - if self._latched or resets < self.resets:
-  + if self._latched:
+  ~ if self._latched or resets < self.resets: => if self._latched:
 second-run-not-refused [feared; H68]
   An instance that does not forget serves a second run.
   @ actors.coordination.host.given:why_not_resettable
-  - name = type_name(part.coordinator)
-  + return ''
+  ~ name = type_name(part.coordinator) => return ''
 class-kept-over-runs [feared; H68]
   A class or factory that was given serves all runs with one coordinator.
   @ actors.coordination.host.part:Part.reset_to_checkpoint
@@ -128,8 +123,7 @@ class-kept-over-runs [feared; H68]
 action-goes-on-with-old-splits [feared; H68]
   A new action goes on with the enumeration of the one before.
   @ protocol.enumerations:CurrentEnumeration.goes_on_in
-  - if look.kept & self._outputs:
-  + if self._runs:
+  ~ if look.kept & self._outputs: => if self._runs:
 kept-output-is-enumerated-anew [feared; H56]
   What is computed again beside kept output is handed other splits.
   @ protocol.enumerations:CurrentEnumeration.goes_on_in
@@ -147,6 +141,5 @@ copy-replaces-the-first-gateway [feared; H88 H13]
 factory-of-no-actor-is-taken [feared; H165]
   What a factory returns is taken for an actor, whatever it is.
   @ actors.cell:ActorCell._made
-  - isinstance(made, Actor)
-  + True
+  ~ isinstance(made, Actor) => True
 """)

@@ -23,8 +23,7 @@ end-of-a-superseded-copy-takes-back [found; H100]
 what-one-copy-has-done-is-undone-for-all [new; H100]
   When a copy is lost, what one of the others has done is in work, too.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
-  - copies_undone[0].intersection(*copies_undone[1:])
-  + copies_undone[0].union(*copies_undone[1:])
+  ~ copies_undone[0].intersection(*copies_undone[1:]) => copies_undone[0].union(*copies_undone[1:])
 items-that-are-found-too-late-are-lost [new; H100]
   What only the attempt that counts has added, after the work had ended, is done by nobody.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
@@ -36,13 +35,11 @@ finished-items-are-in-no-checkpoint [new; H153]
 items-are-known-by-their-place [found; H100 H153]
   What a task adds in its second visit of an item is taken for what it added in the same place in the first.
   @ spark_bridge.primitives.work_queue.messages:id_of_child
-  - + encoded)
-  + + b"")
+  ~ + encoded) => + b"")
 equal-items-of-one-parent-count-once [new; H100]
   Of equal items that one item adds, only the first is done.
   @ spark_bridge.primitives.work_queue.task:WorkQueuePart._id_of
-  - return id_of_child(parent, encoded, number) if number else first
-  + return first
+  ~ return id_of_child(parent, encoded, number) if number else first => return first
 restored-requests-for-splits-are-answered [found; H151]
   A split is assigned to the first sender of a restored request, which may not exist.
   @ actors.coordination.sources.source:SourceCoordinator.handle_event_from_operator
@@ -59,8 +56,7 @@ splits-for-first-senders-are-lost [new; H151]
 progress-counts-what-is-read-again [new; H153]
   After a reset, the progress of a source counts splits in the restored state as read.
   @ actors.coordination.sources.source:SourceCoordinator.subtask_reset
-  - self._reading[subtask] = self._reading_at.get(checkpoint_id, {}).get(subtask, 0)
-  + self._reading.pop(subtask, None)
+  ~ self._reading[subtask] = self._reading_at.get(checkpoint_id, {}).get(subtask, 0) => self._reading.pop(subtask, None)
 restored-wishes-for-a-value-are-granted [found; H151]
   A shared value is sent to the first sender of a restored message.
   @ spark_bridge.primitives.shared_value.driver:_Coordinator.handle_event_from_operator
@@ -84,8 +80,7 @@ hybrid-waits-for-no-lost-task [new; H132 H153]
 aborted-checkpoints-take-counts-along [found; H153 H101]
   Counts that a task has filed under a checkpoint that is aborted are missing in the next one.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator._needed
-  - return {one: filed[one] for one in (*needed, *ids[-1:])}
-  + return {one: filed[one] for one in ids if one in cuts}
+  ~ return {one: filed[one] for one in (*needed, *ids[-1:])} => return {one: filed[one] for one in ids if one in cuts}
 end-of-the-changes-is-not-rolled-back [new; H153]
   A checkpoint says where changes have ended that a restored task reads again.
   @ spark_bridge.sources.postgres.driver:PostgresEnumerator.add_splits_back

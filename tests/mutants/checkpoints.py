@@ -21,8 +21,7 @@ reset-names-the-newest [FLINK-20290; H18]
 batch-restores-a-checkpoint [feared; H18]
   In batch mode too a retry restores the last completed checkpoint.
   @ protocol.barrier_tracker.tracker:BarrierTracker._restore_point
-  - return self._completed if self._mode is RestoreMode.STREAMING else None
-  + return self._completed
+  ~ return self._completed if self._mode is RestoreMode.STREAMING else None => return self._completed
 aborts-the-last [G4; H44]
   Whatever checkpoint is to be given up, it is the last one that goes.
   @ protocol.barrier_tracker.tracker:BarrierTracker._abort_requested
@@ -31,16 +30,13 @@ aborts-the-last [G4; H44]
 abort-is-not-told [G5; H16 H45]
   The failure of an attempt gives the pending checkpoint up, and nobody is told.
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
-  - (f"{attempt}: {input.reason}", out)
-  + (f"{attempt}: {input.reason}", [])
+  ~ (f"{attempt}: {input.reason}", out) => (f"{attempt}: {input.reason}", [])
 abort-comes-after-the-failure [feared; H16]
   The abort of the pending checkpoint is told after the failure that caused it.
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
-  - (f"{attempt}: {input.reason}", out)
-  + (f"{attempt}: {input.reason}", aborts := [])
+  ~ (f"{attempt}: {input.reason}", out) => (f"{attempt}: {input.reason}", aborts := [])
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
-  - out.append(input)
-  + out.extend([input, *aborts])
+  ~ out.append(input) => out.extend([input, *aborts])
 checkpoint-survives-a-failure [feared; H16 H45]
   A checkpoint goes on when an attempt that has a part in it fails.
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
@@ -51,8 +47,7 @@ stale-acknowledgement-of-another-attempt [G7; H44]
   said of a checkpoint that it was not asked to close for, and the failure of an attempt ends every checkpoint in
   which it has a part before another one is accepted
   @ protocol.barrier_tracker.pending:PendingCheckpoint.judge
-  - if part is None or not part.is_of(report.attempt) or
-  + if part is None or
+  ~ if part is None or not part.is_of(report.attempt) or => if part is None or
 stale-acknowledgement-of-another-checkpoint [G7; H44]
   A subtask's report about a checkpoint that is over counts for the one that is pending.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.why_stale
@@ -64,13 +59,11 @@ stale-acknowledgement-of-another-checkpoint [G7; H44]
 subsumed-goes-on [feared; H43]
   A checkpoint that completes leaves the lower ones pending.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
-  - [other for other in lower if not other.savepoint]
-  + []
+  ~ [other for other in lower if not other.savepoint] => []
 coordinator-asked-out-of-order [feared; H43]
   The coordinator is asked for the snapshot of the highest id first.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.move_on
-  - for pending in self.pending.values():
-  + for pending in reversed(list(self.pending.values())):
+  ~ for pending in self.pending.values(): => for pending in reversed(list(self.pending.values())):
 complete-before-durable [feared; H40 H50]
   Both sides are notified of the completion when the write begins.
   @ protocol.barrier_tracker.tracker:BarrierTracker._step
@@ -80,8 +73,7 @@ complete-before-durable [feared; H40 H50]
 savepoint-is-a-restore-point [G6; H49]
   A savepoint becomes the checkpoint that resets refer to.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
-  - None if pending.savepoint else pending.stored
-  + pending.stored
+  ~ None if pending.savepoint else pending.stored => pending.stored
 savepoint-subsumes [G6; H49]
   A savepoint that is stored ends the lower checkpoints, and is told as complete.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.complete
@@ -89,18 +81,15 @@ savepoint-subsumes [G6; H49]
 ready-is-not-withheld [feared; H47]
   An attempt is announced while the others are closing, ahead of the coordinator's snapshot.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._withholds
-  - pending.phase is Phase.CLOSING and
-  + False and
+  ~ pending.phase is Phase.CLOSING and => False and
 forgotten-while-at-rest [feared; H47]
   A subtask that waits for its restart takes part as empty, though it will restore something.
   @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
-  - self._restore_point(), closes
-  + None, closes
+  ~ self._restore_point(), closes => None, closes
 starts-while-a-reset-is-owed [feared; H16]
   A checkpoint begins although a subtask has failed and is not yet reset.
   @ protocol.barrier_tracker.tracker:BarrierTracker._obstacle
-  - if self._attempts.resets_owed and
-  + if False and
+  ~ if self._attempts.resets_owed and => if False and
 request-waits-for-the-next-run [found; H43 H48]
   A request waits for the reset that comes with the next run, which is not started while a request waits.
   @ protocol.barrier_tracker.tracker:BarrierTracker._run_ended
@@ -120,8 +109,7 @@ finished-has-no-final-state [feared; H47]
 final-checkpoint-not-owed [feared; H45 H57]
   A run that ended well owes no checkpoint: its last output is never committed.
   @ protocol.barrier_tracker.schedule:CheckpointSchedule.run_ended_well
-  - = now, None, 0
-  + = inf, None, 0
+  ~ = now, None, 0 => = inf, None, 0
 final-checkpoint-is-an-earlier-one [feared; H45]
   A checkpoint that was begun before the run's end passes for the one that commits its last output.
   @ protocol.barrier_tracker.schedule:CheckpointSchedule.completed
@@ -129,8 +117,7 @@ final-checkpoint-is-an-earlier-one [feared; H45]
 final-checkpoint-is-not-repeated [feared; H45]
   A final checkpoint that fails is not asked for again.
   @ protocol.barrier_tracker.schedule:CheckpointSchedule.ended
-  - self.final_at, self.final_id = self.not_before, None
-  + self.final_at, self.final_id = inf, None
+  ~ self.final_at, self.final_id = self.not_before, None => self.final_at, self.final_id = inf, None
 aborted-write-stays [feared; H44 H50]
   A checkpoint that is aborted while it is being written is not taken back from the storage.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._end
@@ -142,8 +129,7 @@ failures-are-not-counted [G13; H45]
 late-completion-counts [G5; H44]
   A subtask hears of the end of a checkpoint that it does not know.
   @ protocol.gateway.outbound:GatewayOutbound.end_checkpoint
-  - if self._checkpoints.pop(checkpoint_id, None) is None:
-  + if self._checkpoints.pop(checkpoint_id, None) is False:
+  ~ if self._checkpoints.pop(checkpoint_id, None) is None: => if self._checkpoints.pop(checkpoint_id, None) is False:
   @ protocol.subtask.inbound:SubtaskInbound._end_checkpoint
   F if self._outbound.phase(item.checkpoint_id) is None:
 stored-before-the-cut [feared; H40 H78]
@@ -152,13 +138,11 @@ stored-before-the-cut [feared; H40 H78]
   - if self.phase is Phase.ACKNOWLEDGING and self.settled():
   + if self.phase in (Phase.SNAPSHOTTING, Phase.ACKNOWLEDGING) and self.parts and self.settled():
   @ protocol.barrier_tracker.pending:PendingCheckpoint._whole
-  - assert self.coordinator_state is not None
-  + self.coordinator_state = self.coordinator_state or b""
+  ~ assert self.coordinator_state is not None => self.coordinator_state = self.coordinator_state or b""
 one-of-many-may-be-torn [feared; H32]
   The usual snapshot of a subtask is not compared with what the coordinator had taken at its cut.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
-  - if not outside and (self._closed or (unbounded
-  + if not outside and (False or (unbounded
+  ~ if not outside and (self._closed or (unbounded => if not outside and (False or (unbounded
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
   F if part.events_taken != sent and not part.agrees(sent):
 last-of-many-moves-nothing-on [feared; H40]
@@ -173,13 +157,11 @@ drained-gateway-sends-no-barrier [feared; H42 H78]
 barrier-waits-for-later-events [feared; H42 H78]
   A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
   @ protocol.gateway.outbound:GatewayOutbound._send_barriers
-  - and self._settled >= checkpoint.submitted_at_cut
-  + and self._settled >= self._submitted
+  ~ and self._settled >= checkpoint.submitted_at_cut => and self._settled >= self._submitted
 doubt-is-told-as-discarded [E1; H64]
   A checkpoint that is aborted while it is being written is reported as discarded immediately.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay._end
-  - in_doubt = written and not pending.savepoint
-  + in_doubt = False
+  ~ in_doubt = written and not pending.savepoint => in_doubt = False
 a-reset-ends-the-doubt [E1; H64]
   A failure or a reset tells every checkpoint in doubt as discarded.
   @ protocol.barrier_tracker.under_way:CheckpointsUnderWay.abort_all

@@ -30,18 +30,15 @@ restore-without-record [E1; H64]
 savepoint-name-without-token [feared; H162]
   Two applications with the same id write one file.
   @ spark_bridge.storage.layout:savepoint_name
-  - -{token}{SUFFIX}
-  + {SUFFIX}
+  ~ -{token}{SUFFIX} => {SUFFIX}
 savepoint-replaces-a-file [feared; H162]
   A local disk does not say that a file of the name is there.
   @ spark_bridge.storage.files:Files.write_new
-  - partial(self._move, temporary, path, replace=False)
-  + partial(self._move, temporary, path)
+  ~ partial(self._move, temporary, path, replace=False) => partial(self._move, temporary, path)
 failed-savepoint-deletes-that-of-another [feared; H162]
   A savepoint whose name is taken deletes what has it.
   @ spark_bridge.storage.files:Files._taken_back
-  - except FileExistsError:
-  + except ZeroDivisionError:
+  ~ except FileExistsError: => except ZeroDivisionError:
 failed-savepoint-stays [feared; H162]
   What a failed savepoint has written is left, under its final name.
   @ spark_bridge.storage.files:Files._taken_back

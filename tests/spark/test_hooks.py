@@ -24,16 +24,6 @@ class Passing(SubtaskOperator):
         yield from records
 
 
-class FailsAtTheEnd(Passing):
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-    def close(self) -> None:
-        if self.how == "exit":
-            raise SystemExit(3)
-        raise ConnectionError("the server went away")
-
-
 class DiesOnce(Passing):
     """Ends its process in a method, once: Spark runs the task again."""
 
@@ -54,15 +44,6 @@ class DiesOnce(Passing):
 
     def close(self) -> None:
         self._die_in("close")
-
-
-@pytest.mark.parametrize("how", ["exception", "exit"])
-def test_a_close_that_fails_loses_no_result(spark: SparkSession, how: str) -> None:
-    with Sidecar(spark) as sidecar:
-        job = sidecar.coordinate("m", parallelism=2)
-        numbers = spark.sparkContext.parallelize(range(4), 2)
-        assert numbers.mapPartitions(job.subtask(FailsAtTheEnd, how)).collect() == [0, 1, 2, 3]
-        assert job.failure is None
 
 
 @pytest.mark.parametrize("where", ["open", "final_state", "close"])
