@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from examples.exactly_once import trial
-from examples.exactly_once.driver import DriverOptions
-from examples.exactly_once.faults import COORDINATOR, DRIVER, KINDS, STORAGE, TASK, UNRESPONSIVE, plan_faults
+from examples.exactly_once.faults import COORDINATOR, DRIVER, KINDS, STORAGE, TASK, UNRESPONSIVE
 from examples.exactly_once.pipeline import OPERATOR_ID
 from examples.exactly_once.proof import Proof, judge, prove, table
 from examples.exactly_once.trial import Trial, TrialOptions
@@ -209,9 +208,3 @@ def test_a_driver_without_spark_is_the_environments_fault(tmp_path: Path, monkey
 
     with pytest.raises(SparkDidNotStart, match="no Java"):
         a_trial(tmp_path, monkeypatch, program).run()
-
-
-def test_what_a_driver_is_told_survives_the_command_line() -> None:
-    options = DriverOptions("local[4,8]", 4, 400, "/a b", "memory://x", "/j", plan_faults(1, KINDS, 4))
-
-    assert DriverOptions.from_json(options.to_json()) == options

@@ -15,6 +15,24 @@ from tests.redis_server import RedisServer
 
 @pytest.mark.long
 @pytest.mark.spark
+def test_each_payment_is_in_the_table_once_although_a_task_is_killed(
+    run_example: RunExample, postgres: Postgres
+) -> None:
+    """H18, H52."""
+    ended = run_example("postgres_sink", postgres.conninfo)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "after the first run, (payments, different ones): (2000, 2000), of 2000",
+        "after the second run, (payments, different ones): (2000, 2000), of 2000",
+        "balances: (1,) (2,) (3,)",
+        "a process was killed: True",
+    ]
+    assert ended.stderr == ""
+
+
+@pytest.mark.long
+@pytest.mark.spark
 def test_orders_from_redis_are_in_a_delta_table_once_although_tasks_and_the_job_die(
     run_example: RunExample, redis_server: RedisServer
 ) -> None:

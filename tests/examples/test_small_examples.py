@@ -15,6 +15,35 @@ from examples.rate_limit import CALLS
 from tests.examples.conftest import RunExample
 from tests.spark_bridge.observability.trace_reader import query
 
+SAID = {
+    "orders_by_shop": [*(f"shop {shop}: 12000 orders" for shop in range(5)), "attempts lost: 1"],  # H130
+    "clicks_stream": ["300 clicks, 300 of them different"],  # H133
+    "page_pipeline": ["2000 rows, 2000 of them different", "attempts lost: 1; checkpoints: several"],  # H80
+    "typed_events": ["sensors above their limits: 0 1"],  # H97
+    "own_process": ["total: 5050 pages: 100"],
+    "two_processes": ["totals: [5050, 5050]"],
+    "crawl": ["200 pages visited, 200 of them different; a process was killed: True"],  # H100
+    "shared_rules": [f"task {task} has worked with the limits [10, 50]" for task in range(3)],  # H110
+    "train_numpy": ["30 steps, 2 generations; a worker was killed: True; the same model: True"],  # H104, H105, H108
+    "streaming_lines": [  # H52, H55
+        "  the query failed: ahead of the action",
+        "  it is started again",
+        "  the query failed: after the commit, before Spark has noted it",
+        "  it is started again",
+        "300 lines written, 300 different ones, of 300",
+    ],
+}
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("name", SAID)
+def test_an_example_shows_what_it_claims_and_warns_of_nothing(name: str, run_example: RunExample) -> None:
+    ended = run_example(name)
+
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, SAID[name]), ended.stderr
+    assert ended.stderr == ""
+
 
 @pytest.mark.long
 @pytest.mark.spark
@@ -53,44 +82,6 @@ def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_folder_is_read_as_a_format_of_spark_although_a_task_is_killed(run_example: RunExample) -> None:  # H130
-    ended = run_example("orders_by_shop")
-
-    lines = [*(f"shop {shop}: 12000 orders" for shop in range(5)), "attempts lost: 1"]
-    assert (ended.returncode, ended.stdout.splitlines()) == (0, lines), ended.stderr
-    assert ended.stderr == ""
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_growing_folder_is_a_stream_of_spark_that_new_sidecars_continue(run_example: RunExample) -> None:  # H133
-    ended = run_example("clicks_stream")
-
-    assert (ended.returncode, ended.stdout) == (0, "300 clicks, 300 of them different\n"), ended.stderr
-    assert ended.stderr == ""
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_pipeline_writes_each_row_once_although_a_task_is_killed(run_example: RunExample) -> None:  # H80
-    ended = run_example("page_pipeline")
-
-    said = "2000 rows, 2000 of them different\nattempts lost: 1; checkpoints: several\n"
-    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
-    assert ended.stderr == ""
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_dataclasses_of_the_program_travel_both_ways(run_example: RunExample) -> None:  # H97
-    ended = run_example("typed_events")
-
-    assert (ended.returncode, ended.stdout) == (0, "sensors above their limits: 0 1\n"), ended.stderr
-    assert ended.stderr == ""
-
-
-@pytest.mark.long
-@pytest.mark.spark
 def test_search_of_every_task_ends_when_one_has_found_the_key(run_example: RunExample) -> None:  # H90
     ended = run_example("stop_search")
 
@@ -114,42 +105,12 @@ def test_a_job_that_fails_again_and_again_leaves_its_neighbour_alone(run_example
     assert "the steady job ran on untouched" in ended.stdout
 
 
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_coordinator_in_its_own_process_adds_up_what_tasks_report(run_example: RunExample) -> None:
-    ended = run_example("own_process")
-
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "total: 5050 pages: 100\n"
-    assert ended.stderr == ""
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_two_sidecars_in_their_own_processes_have_a_stage_each_of_one_job(run_example: RunExample) -> None:
-    ended = run_example("two_processes")
-
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "totals: [5050, 5050]\n"
-    assert ended.stderr == ""
-
-
 @pytest.mark.spark
 def test_the_example_of_the_readme_squares_each_number_once(run_example: RunExample) -> None:
     ended = run_example("squares", PYSPARK_PYTHON=sys.executable)
 
     assert ended.returncode == 0, ended.stderr
     assert "[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]" in ended.stdout.splitlines()
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_the_async_service_answers_all_requests(run_example: RunExample) -> None:
-    ended = run_example("async_service")
-
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == ["  large: 4999950000", "  medium: 499500", "  small: 45"]
-    assert ended.stderr == ""
 
 
 @pytest.mark.long
@@ -175,16 +136,6 @@ def test_the_timeline_of_a_job_is_written(run_example: RunExample, tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_the_crawl_visits_every_page_once_though_a_process_is_killed(run_example: RunExample) -> None:
-    """H100"""
-    ended = run_example("crawl")
-
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "200 pages visited, 200 of them different; a process was killed: True\n"
-
-
-@pytest.mark.long
-@pytest.mark.spark
 def test_the_counts_are_exact_though_a_process_is_killed(run_example: RunExample) -> None:
     """H101"""
     ended = run_example("counted")
@@ -195,53 +146,24 @@ def test_the_counts_are_exact_though_a_process_is_killed(run_example: RunExample
     assert sizes.startswith("sizes from 0 to 2999, half of them below 1")
 
 
-@pytest.mark.long
-@pytest.mark.spark
-def test_every_task_works_with_each_limit(run_example: RunExample) -> None:
-    """H110"""
-    ended = run_example("shared_rules")
-
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [f"task {task} has worked with the limits [10, 50]" for task in range(3)]
-
-
-@pytest.mark.long
-@pytest.mark.spark
-def test_the_model_has_the_same_bits_though_a_worker_is_killed(run_example: RunExample) -> None:
-    """H104 H105 H108"""
-    ended = run_example("train_numpy")
-
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "30 steps, 2 generations; a worker was killed: True; the same model: True\n"
-    assert ended.stderr == ""
-
-
-@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("option", [(), ("--freeze",)])
-def test_the_model_of_xgboost_has_the_same_bits_though_a_worker_is_lost(
-    run_example: RunExample, option: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("library", "unit"),
+    [
+        pytest.param("xgboost", "rounds", marks=pytest.mark.long),
+        pytest.param("torch", "steps", marks=pytest.mark.torch),
+    ],
+)
+def test_the_model_of_a_library_has_the_same_bits_though_a_worker_is_lost(
+    run_example: RunExample, library: str, unit: str, option: tuple[str, ...]
 ) -> None:
     """H104 H105"""
-    ended = run_example("train_xgboost", *option)
+    ended = run_example(f"train_{library}", *option)
 
     assert ended.returncode == 0, ended.stderr
-    found = re.fullmatch(r"20 rounds, (\d+) generations; a worker was lost: True; the same model: True\n", ended.stdout)
-    assert found, ended.stdout
-    assert int(found[1]) >= 2
-
-
-@pytest.mark.torch
-@pytest.mark.spark
-@pytest.mark.parametrize("option", [(), ("--freeze",)])
-def test_the_model_of_torch_has_the_same_bits_though_a_worker_is_lost(
-    run_example: RunExample, option: tuple[str, ...]
-) -> None:
-    """H104 H105"""
-    ended = run_example("train_torch", *option)
-
-    assert ended.returncode == 0, ended.stderr
-    found = re.fullmatch(r"20 steps, (\d+) generations; a worker was lost: True; the same model: True\n", ended.stdout)
+    said = rf"20 {unit}, (\d+) generations; a worker was lost: True; the same model: True\n"
+    found = re.fullmatch(said, ended.stdout)
     assert found, ended.stdout
     assert int(found[1]) >= 2
 

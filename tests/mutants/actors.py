@@ -22,24 +22,20 @@ begins-before-subtask-ready [found; H66]
 begins-though-subtask-ready-failed [feared; H66]
   An operator begins with its records although subtask_ready raised.
   @ actors.coordination.engine.coordinator:CoordinatorActor._tell_ready
-  - if ready:
-  + if True:
+  T if ready:
 never-begins [feared; H66 H48]
   After subtask_ready, nobody tells the operator to begin.
   @ protocol.gateway.machine:GatewayMachine._announce_ready
   - self._outbound.start_processing(effects)
-  + pass
 dead-gateway-takes-events [feared; H14]
   Inside subtask_reset the old gateway still takes events.
   @ actors.coordination.engine.gateway:OpenGateways.reject_sends
   - gateway.sends.end(AttemptOver(f"{attempt} is over: {reason}"))
-  + pass
 hears-attempts-that-are-over [feared; H3]
   An event of an attempt that is over reaches the coordinator's handler.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
   - self._live.pop(attempt.task_attempt_id, None)
   -             self.taken.forget(attempt)
-  + pass
 cut-one-message-late [feared; H40 H41]
   The gateways hear of the cut one message of the coordinator later.
   @ actors.coordination.engine.coordinator:CoordinatorActor._take_snapshot
@@ -60,18 +56,15 @@ notification-swallowed [Flink R50; H7]
 answers-another-attempt [G14; H33]
   The answer to a request goes to the attempt that has been alive for longest.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_request
-  - message.gateway_ref.tell_direct(AnswerSubmitted(
-  + next(iter(self._live.values())).tell_direct(AnswerSubmitted(
+  ~ message.gateway_ref.tell_direct(AnswerSubmitted( => next(iter(self._live.values())).tell_direct(AnswerSubmitted(
 coordinator-takes-in-silence [feared; H27 H48]
   The coordinator does not tell the gateway that it has taken an event.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
   - message.gateway_ref.tell_direct(ItemTaken(message.seq, index))
-  + pass
 credit-not-given-back [feared; H27 H48]
   A confirmed event goes on counting against the sender's bound.
   @ actors.coordination.engine.gateway:GatewayActor._confirm_event
   - self._sends.give_back(confirmation)
-  + pass
 old-connection-ends-the-new-one [feared; H24]
   The end of a connection that was replaced counts as the end of the new one.
   @ actors.coordination.engine.gateway:GatewayActor._lose_connection
@@ -82,25 +75,21 @@ old-connection-is-heard [feared; H24 H30]
   Argued: the numbers make it harmless (H22, H30): what comes on a connection that was replaced is either known or
   the very next
   @ actors.coordination.engine.gateway:GatewayActor._take_messages
-  - if connection is None or connection.connection_id != message.connection_id:
-  + if connection is None:
+  ~ if connection is None or connection.connection_id != message.connection_id: => if connection is None:
 gateways-outlive-their-run [feared; H57 H26]
   When a run ends its gateways stay open.
   Argued: a second line of defence: the ledger reports every attempt as finished or failed before it ends the run,
   and each report closes a gateway
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._tell_coordinator
   - self._gateways.close_all("the run has ended")
-  + pass
 gateway-outlives-its-success [feared; H26]
   The gateway of a subtask that has finished stays open.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._tell_coordinator
   - self._gateways.close(attempt, "it has finished")
-  + pass
 abort-not-told-to-subtasks [G5; H45 H44]
   Subtasks do not hear that a checkpoint was aborted: their valves stay closed.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
   - self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-  + pass
 abort-not-told-to-the-coordinator [G5; H45 H16]
   The coordinator does not hear that a checkpoint was aborted.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
@@ -112,7 +101,6 @@ attempt-stays-reachable [feared; H3 H48]
   A task whose attempt is over may resume: its connection goes to a gateway that is gone.
   @ spark_bridge.bridge.router:ConnectionRouter.gateway_closed
   - self._by_attempt.pop(key, None)
-  + pass
 direct-overtakes-the-mailbox [feared; H5 H22 H30]
   What an actor is told directly overtakes what lies in its mailbox.
   @ actors.ref:ActorRef.tell_direct
@@ -122,7 +110,6 @@ direct-while-busy [feared; H5 H22 H30]
   What an actor is told directly it handles in the middle of another message.
   @ actors.cell:ActorCell.handle_direct
   - self.direct = None  # further messages wait for their turn
-  + pass
 failure-of-before-the-reset [feared; H15]
   A failure of before a reset fails the run that comes after it.
   @ actors.coordination.engine.coordinator:FailureLatch.raise_failure
@@ -131,29 +118,24 @@ failure-of-before-the-reset [feared; H15]
 second-run-not-refused [feared; H68]
   An instance that does not forget serves a second run.
   @ actors.coordination.host.given:why_not_resettable
-  - name = type_name(part.coordinator)
-  + return ''
+  ~ name = type_name(part.coordinator) => return ''
 class-kept-over-runs [feared; H68]
   A class or factory that was given serves all runs with one coordinator.
   @ actors.coordination.host.part:Part.reset_to_checkpoint
-  - elif host is None or old.awaited:
-  + elif True:
+  T elif host is None or old.awaited:
 action-goes-on-with-old-splits [feared; H68]
   A new action goes on with the enumeration of the one before.
   @ protocol.enumerations:CurrentEnumeration.goes_on_in
-  - if look.kept & self._outputs:
-  + if self._runs:
+  ~ if look.kept & self._outputs: => if self._runs:
 kept-output-is-enumerated-anew [feared; H56]
   What is computed again beside kept output is handed other splits.
   @ protocol.enumerations:CurrentEnumeration.goes_on_in
   - if look.kept & self._outputs:
   -         return True
-  + pass
 finished-gateway-is-kept [feared; H88]
   The context keeps the gateway of an attempt that has finished.
   @ actors.coordination.host.gateway:GatewayTable.remove
   - of_subtask.pop(attempt.task_attempt_id, None)
-  + pass
 copy-replaces-the-first-gateway [feared; H88 H13]
   The context has only the newest gateway of a subtask.
   @ actors.coordination.host.gateway:GatewayTable.add
@@ -162,6 +144,5 @@ copy-replaces-the-first-gateway [feared; H88 H13]
 factory-of-no-actor-is-taken [feared; H165]
   What a factory returns is taken for an actor, whatever it is.
   @ actors.cell:ActorCell._made
-  - isinstance(made, Actor)
-  + True
+  ~ isinstance(made, Actor) => True
 """)

@@ -21,8 +21,7 @@ reset-names-the-newest [FLINK-20290; H18]
 batch-restores-a-checkpoint [feared; H18]
   In batch mode too a retry restores the last completed checkpoint.
   @ protocol.barrier_tracker.tracker:BarrierTracker._restore_point
-  - return self._completed if self._mode is RestoreMode.STREAMING else None
-  + return self._completed
+  ~ return self._completed if self._mode is RestoreMode.STREAMING else None => return self._completed
 aborts-the-last [G4; H44]
   Whatever checkpoint is to be given up, it is the last one that goes.
   @ protocol.barrier_tracker.tracker:BarrierTracker._abort_requested
@@ -31,29 +30,24 @@ aborts-the-last [G4; H44]
 abort-is-not-told [G5; H16 H45]
   The failure of an attempt gives the pending checkpoint up, and nobody is told.
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
-  - (f"{attempt}: {input.reason}", out)
-  + (f"{attempt}: {input.reason}", [])
+  ~ (f"{attempt}: {input.reason}", out) => (f"{attempt}: {input.reason}", [])
 abort-comes-after-the-failure [feared; H16]
   The abort of the pending checkpoint is told after the failure that caused it.
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
-  - (f"{attempt}: {input.reason}", out)
-  + (f"{attempt}: {input.reason}", aborts := [])
+  ~ (f"{attempt}: {input.reason}", out) => (f"{attempt}: {input.reason}", aborts := [])
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
-  - out.append(input)
-  + out.extend([input, *aborts])
+  ~ out.append(input) => out.extend([input, *aborts])
 checkpoint-survives-a-failure [feared; H16 H45]
   A checkpoint goes on when an attempt that has a part in it fails.
   @ protocol.barrier_tracker.tracker:BarrierTracker._failed
   - self._under_way.abort_all(f"{attempt}: {input.reason}", out)
-  + pass
 stale-acknowledgement-of-another-attempt [G7; H44]
   The acknowledgement of another attempt of the subtask counts.
   Argued: a third line of defence: a message counts on its own attempt's connection alone, a gateway refuses what is
   said of a checkpoint that it was not asked to close for, and the failure of an attempt ends every checkpoint in
   which it has a part before another one is accepted
   @ protocol.barrier_tracker.pending:PendingCheckpoint.judge
-  - if part is None or not part.is_of(report.attempt) or
-  + if part is None or
+  ~ if part is None or not part.is_of(report.attempt) or => if part is None or
 stale-acknowledgement-of-another-checkpoint [G7; H44]
   A subtask's report about a checkpoint that is over counts for the one that is pending.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay.why_stale
@@ -96,23 +90,19 @@ ready-is-not-withheld [feared; H47]
 forgotten-while-at-rest [feared; H47]
   A subtask that waits for its restart takes part as empty, though it will restore something.
   @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
-  - self._restore_point(), closes
-  + None, closes
+  ~ self._restore_point(), closes => None, closes
 starts-while-a-reset-is-owed [feared; H16]
   A checkpoint begins although a subtask has failed and is not yet reset.
   @ protocol.barrier_tracker.tracker:BarrierTracker._obstacle
-  - if self._attempts.resets_owed and
-  + if False and
+  ~ if self._attempts.resets_owed and => if False and
 request-waits-for-the-next-run [found; H43 H48]
   A request waits for the reset that comes with the next run, which is not started while a request waits.
   @ protocol.barrier_tracker.tracker:BarrierTracker._run_ended
-  - if self._attempts.resets_owed:
-  + if False:
+  F if self._attempts.resets_owed:
 request-waits-after-too-many-failures [found; H43 H45]
   A request after too many failed checkpoints waits for the reset, and the failed run does not return meanwhile.
   @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
-  - if self._under_way.halted:
-  + if False:
+  F if self._under_way.halted:
 copies-take-checkpoints [feared; H13]
   A checkpoint is taken although a subtask has two attempts at the same time.
   @ protocol.barrier_tracker.tracker:KnownAttempts.copies
@@ -122,7 +112,6 @@ finished-has-no-final-state [feared; H47]
   A subtask that ends during a checkpoint gives nothing to it, and the checkpoint waits for it forever.
   @ protocol.barrier_tracker.tracker:BarrierTracker._final_state
   - self._under_way.end_part(attempt, final, out)
-  + pass
 final-checkpoint-not-owed [feared; H45 H57]
   A run that ended well owes no checkpoint: its last output is never committed.
   @ protocol.barrier_tracker.tracker:CheckpointSchedule.run_ended_well
@@ -147,31 +136,26 @@ failures-are-not-counted [G13; H45]
   However many checkpoints fail in a row, the operator is not failed over.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay._fail
   - self.failures += 1
-  + pass
 late-completion-counts [G5; H44]
   A subtask hears of the end of a checkpoint that it does not know.
   @ protocol.gateway.outbound:GatewayOutbound.end_checkpoint
-  - if self._checkpoints.pop(checkpoint_id, None) is None:
-  + if self._checkpoints.pop(checkpoint_id, None) is False:
+  ~ if self._checkpoints.pop(checkpoint_id, None) is None: => if self._checkpoints.pop(checkpoint_id, None) is False:
   @ protocol.subtask.inbound:SubtaskInbound._end_checkpoint
-  - if self._outbound.phase(item.checkpoint_id) is None:
-  + if False:
+  F if self._outbound.phase(item.checkpoint_id) is None:
 stored-before-the-cut [feared; H40 H78]
   A checkpoint whose subtasks have all acknowledged it is stored before the coordinator's snapshot is there.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
   - if self.phase is Phase.ACKNOWLEDGING and self.settled():
   + if self.phase in (Phase.SNAPSHOTTING, Phase.ACKNOWLEDGING) and self.parts and self.settled():
   @ protocol.barrier_tracker.pending:PendingCheckpoint._whole
-  - assert self.coordinator_state is not None
-  + self.coordinator_state = self.coordinator_state or b""
+  ~ assert self.coordinator_state is not None => self.coordinator_state = self.coordinator_state or b""
 one-of-many-may-be-torn [feared; H32]
   The usual snapshot of a subtask is not compared with what the coordinator had taken at its cut.
   @ protocol.subtask.outbound:SubtaskOutbound.submit
   - if waits or (self._closed and not window.outside):
   + if waits:
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
-  - if part.events_taken != sent and not part.agrees(sent):
-  + if False:
+  F if part.events_taken != sent and not part.agrees(sent):
 last-of-many-moves-nothing-on [feared; H40]
   The last report of a step is taken like the others, and the checkpoint waits for nothing.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
@@ -180,13 +164,11 @@ last-of-many-moves-nothing-on [feared; H40]
 drained-gateway-sends-no-barrier [feared; H42 H78]
   A barrier that waits for a confirmation does not leave when the confirmation comes.
   @ protocol.gateway.outbound:GatewayOutbound._trim
-  - if self.closed:
-  + if False:
+  F if self.closed:
 barrier-waits-for-later-events [feared; H42 H78]
   A barrier leaves only when everything that was sent to its subtask so far is confirmed, of after the cut too.
   @ protocol.gateway.outbound:GatewayOutbound._send_barriers
-  - and self._settled >= checkpoint.submitted_at_cut
-  + and self._settled >= self._submitted
+  ~ and self._settled >= checkpoint.submitted_at_cut => and self._settled >= self._submitted
 doubt-is-told-as-discarded [E1; H64]
   A checkpoint that is aborted while it is being written is reported as discarded immediately.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay._end

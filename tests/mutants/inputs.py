@@ -11,33 +11,27 @@ INPUTS = catalogue(
 positions-of-the-run-before-are-used [new; H174]
   A run after one that ended well skips its first records.
   @ protocol.barrier_tracker.tracker:BarrierTracker._input_began
-  - VIRTUAL_EMPTY_CHECKPOINT if input.same else latest
-  + VIRTUAL_EMPTY_CHECKPOINT
+  ~ VIRTUAL_EMPTY_CHECKPOINT if input.same else latest => VIRTUAL_EMPTY_CHECKPOINT
 positions-of-an-interrupted-run-are-lost [new; H174]
   A run that continues an interrupted one processes its records again.
   @ protocol.barrier_tracker.tracker:BarrierTracker._input_began
-  - VIRTUAL_EMPTY_CHECKPOINT if input.same else latest
-  + latest
+  ~ VIRTUAL_EMPTY_CHECKPOINT if input.same else latest => latest
 states-at-rest-change-their-input [new; H174]
   A checkpoint takes the state of a subtask at rest for one of the running input.
   @ protocol.barrier_tracker.tracker:BarrierTracker._start_queued
   - at_rest = {subtask: replace(one, earlier_input=True) for subtask, one in at_rest.items()}
-  + pass
 an-earlier-checkpoint-completes-as-that-of-the-run [new; H174]
   A checkpoint that began before the run counts as one of its input if it completes later.
   @ protocol.barrier_tracker.tracker:BarrierTracker._input_began
-  - latest = max((*self._under_way.pending, self.completed_id))
-  + latest = self.completed_id
+  ~ latest = max((*self._under_way.pending, self.completed_id)) => latest = self.completed_id
 rescaled-states-forget-their-input [new; H174]
   A state of an earlier input counts as one of the label's after a change of parallelism.
   @ protocol.barrier_tracker.rescale:rescaled
-  - earlier_input=earlier
-  + earlier_input=False
+  ~ earlier_input=earlier => earlier_input=False
 positions-count-in-other-partitions [found; H174]
   A run of the same input in another number of partitions skips as many records as other partitions had processed.
   @ protocol.barrier_tracker.tracker:BarrierTracker._partitions_before
-  - return point.partitions if has_positions else 0
-  + return 0
+  ~ return point.partitions if has_positions else 0 => return 0
 a-wrong-number-of-partitions-becomes-the-right-one [new; H174]
   A checkpoint during a run whose operator is never ready says that its positions count in the partitions of that run.
   @ protocol.barrier_tracker.tracker:BarrierTracker._accepted
@@ -46,13 +40,11 @@ a-wrong-number-of-partitions-becomes-the-right-one [new; H174]
 an-earlier-input-fixes-the-partitions [new; H174]
   A run is refused because an earlier input was in another number of partitions.
   @ protocol.barrier_tracker.tracker:BarrierTracker._partitions_before
-  - any(not part.earlier_input for part in point.subtask_states.values())
-  + True
+  ~ any(not part.earlier_input for part in point.subtask_states.values()) => True
 a-change-of-parallelism-is-forgotten [new; H174 H52]
   After a change of parallelism, positions count as if the input had always been in so many partitions.
   @ protocol.barrier_tracker.rescale:rescaled
-  - partitions = checkpoint.partitions or checkpoint.parallelism
-  + partitions = parallelism
+  ~ partitions = checkpoint.partitions or checkpoint.parallelism => partitions = parallelism
 partitions-are-not-waited-for [new; H174 H58]
   A run begins before Spark has said in how many partitions its input is, and counts as one in all of them.
   @ protocol.attempts.admission:decide
@@ -61,13 +53,11 @@ partitions-are-not-waited-for [new; H174 H58]
 an-operator-with-positions-begins-all-the-same [new; H174]
   A task that counts records begins, although its input is in another number of partitions.
   @ spark_bridge.subtask.runner:_Run.open
-  - if registered.positions_refused and parts.counts_records:
-  + if False:
+  F if registered.positions_refused and parts.counts_records:
 one-streaming-operator-counts-the-outputs-of-another [found; H174]
   Two operators in streaming mode run in the same tasks, and the second one loses rows after a retry.
   @ protocol.attempts.admission:why_not_both
-  - if len(task.streaming) < 2 or not task.confirmed:
-  + if True:
+  T if len(task.streaming) < 2 or not task.confirmed:
 a-claim-fails-a-streaming-operator [new; H174 H75]
   A registration for a task that Spark has not confirmed fails the run of another operator.
   @ protocol.attempts.admission:why_not_both
@@ -91,8 +81,7 @@ finished-names-are-forgotten-after-another-kind-of-run [found; H174]
 a-stray-micro-batch-runs [new; H174 H175]
   A streaming operator runs in a foreachBatch that nothing has announced, and writes repeated batches twice.
   @ spark_bridge.task_entry:_refuse_stray_batch
-  - if query_id and context.getLocalProperty(BATCH_PROPERTY) != endpoint.operator_id:
-  + if False:
+  F if query_id and context.getLocalProperty(BATCH_PROPERTY) != endpoint.operator_id:
 another-name-is-taken-for-an-interrupted-one [new; H174]
   A run with another input_id continues the input that was interrupted.
   @ actors.coordination.engine.inputs:compare
@@ -101,8 +90,7 @@ another-name-is-taken-for-an-interrupted-one [new; H174]
 another-place-continues [new; H174]
   The first run of an application continues what was the second one of an earlier application.
   @ actors.coordination.engine.inputs:compare
-  - return Comparison.SAME if old.place == new.place else Comparison.OTHER_PLACE
-  + return Comparison.SAME
+  ~ return Comparison.SAME if old.place == new.place else Comparison.OTHER_PLACE => return Comparison.SAME
 what-is-said-of-the-first-run-holds-for-the-next [found; H174]
   After restored_input="same", a run with another input skips its first records too, until a checkpoint completes.
   @ actors.coordination.engine.inputs:CheckpointLabels._as_said
@@ -117,41 +105,33 @@ a-batch-that-is-over-is-that-of-every-run [new; H174]
   A plain run after a micro-batch is labelled as this batch.
   @ actors.coordination.engine.inputs:CheckpointLabels.withdraw
   - self._batch = None
-  + pass
 the-last-output-is-dropped-by-the-next-run [new; H174]
   A run that begins immediately resets the operator before the previous run's final checkpoint is complete.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._must_wait
-  - return begins and
-  + return False and
+  ~ return begins and => return False and
 the-coordinator-keeps-the-run-before [new; H174]
   The first run of an application with other input does not reset the coordinator.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._start_run
-  - if not (same or self._has_run) and
-  + if False and
+  ~ if not (same or self._has_run) and => if False and
 an-enumeration-of-the-day-before [new; H174]
   A run with other input gets the enumerator's state, which says that everything is read.
   @ actors.coordination.sources.source:SourceCoordinator._build_for_run
-  - return self._build_checked(None) if self._forgets else enumerator
-  + return enumerator
+  ~ return self._build_checked(None) if self._forgets else enumerator => return enumerator
 training-of-the-day-before [found; H105 H174]
   A group begins a run with other input with the checkpoint of the run before, and trains nothing.
   @ spark_bridge.primitives.group.driver:_GroupCoordinator.reset_to_checkpoint
-  - (self._is_batch or self._context.input_begins_again)
-  + True
+  ~ (self._is_batch or self._context.input_begins_again) => True
 splits-in-hand-of-another-input [new; H174]
   A reader reads splits that it had in hand in an interrupted run of another input.
   @ spark_bridge.subtask.source:SplitReader.handle_event
   - self.splits.clear()
-  + pass
 files-are-looked-for-once-ever [new; H174]
   A source that looks once does not look again on the next day.
   @ actors.coordination.sources.enumerators:DiscoveringSplitEnumerator.start
-  - or not context.coordinator.input_begins_again:
-  + or False:
+  ~ or not context.coordinator.input_begins_again: => or False:
 sinks-skip-whatever-comes [new; H174]
   A sink skips as many records as its state says, whosever they are.
   @ spark_bridge.sinks.two_phase.task:TwoPhaseSinkOperator.restore_position
-  - if position is not None and self.context.input_begins_again:
-  + if position is not None:
+  ~ if position is not None and self.context.input_begins_again: => if position is not None:
 """
 )

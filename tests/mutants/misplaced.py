@@ -11,29 +11,24 @@ MISPLACED = catalogue(
 a-secret-in-the-wrong-place-is-shown [found; H76]
   Settings with a password in them, given for another argument, are in the error.
   @ protocol.arguments:given
-  - may_have_secret(shown)
-  + False
+  ~ may_have_secret(shown) => False
 a-token-in-place-of-a-number-is-shown [found; H76]
   A long text where none is expected is in the error.
   @ protocol.arguments:given
-  - kind.__len__(value) > _MISPLACED_CHARS_MAX
-  + False
+  ~ kind.__len__(value) > _MISPLACED_CHARS_MAX => False
 a-quoted-login-is-accepted [found; H76]
   The URL of files may have a login whose colon is percent-encoded.
   @ spark_bridge.common.secret_texts:_has_password
-  - unquoted(url[login.start(1) : login.end()])
-  + url[login.start(1) : login.end()]
+  ~ unquoted(url[login.start(1) : login.end()]) => url[login.start(1) : login.end()]
   By: tests/spark_bridge/test_secret_texts.py::test_a_login_in_a_url_is_refused_in_every_notation
 a-key-is-taken-for-its-file [found; H76]
   The text of a private key is accepted in place of the path of its file, and shown.
   @ protocol.arguments:_is_path
-  - PEM not in value
-  + True
+  ~ PEM not in value => True
 a-pipe-is-waited-for [found; H157]
   A pipe or a device in place of a file is opened and read.
   @ spark_bridge.common.regular_files:open_regular
-  - not stat.S_ISREG(os.fstat(descriptor).st_mode)
-  + False
+  ~ not stat.S_ISREG(os.fstat(descriptor).st_mode) => False
   By: tests/spark_bridge/test_standalone.py::test_what_is_not_a_regular_file_is_neither_waited_for_nor_read_without_end
 a-long-name-widens-all-rows [found; H157]
   A table is as wide as its longest name.
@@ -43,13 +38,11 @@ a-long-name-widens-all-rows [found; H157]
 a-log-is-kept-whole [found; H157]
   Notes with long texts fill the memory of the command that shows them.
   @ spark_bridge.observability.history:read_timeline
-  - len(entries) > ENTRIES_MAX or kept_bytes > KEPT_BYTES_MAX
-  + len(entries) > ENTRIES_MAX
+  ~ len(entries) > ENTRIES_MAX or kept_bytes > KEPT_BYTES_MAX => len(entries) > ENTRIES_MAX
 an-answer-commands-the-terminal [found; H156]
   The text of a failed request has what a terminal obeys in it.
   @ protocol.errors:RequestFailed.__init__
-  - super().__init__(lines(text))
-  + super().__init__(text)
+  ~ super().__init__(lines(text)) => super().__init__(text)
 a-value-commands-the-terminal [found; H156]
   What the repr of a user's class returns is shown as it is.
   @ protocol.describing:show
@@ -63,7 +56,6 @@ an-event-is-described-as-a-whole [found; H157]
 the-place-of-a-scalar-is-not-named [found; H21]
   An integer that an event cannot have is not found.
   @ protocol.wire.events:_odd_scalar
-  - kind is int and not -(2**63) <= value < 2**64
-  + False
+  ~ kind is int and not -(2**63) <= value < 2**64 => False
 """
 )

@@ -187,12 +187,13 @@ def catalogue(text: str) -> tuple[Mutant, ...]:
         complete-before-durable [G4; H50]
           A checkpoint counts as complete before the storage has written it.
           @ package.module:Class.function
-          - the old fragment
-          + the new fragment
+          ~ the old fragment => the new fragment
 
-    A mutant may have several edits, and an edit several lines. A line that ends with a backslash continues on the next
-    one. ``Argued:`` after the first sentence begins the argument why no checker can see the mutant, and ``By:`` names
-    the test on a real Spark that has to see it.
+    A mutant may have several edits. A fragment that is long, or has several lines, has its own: ``-`` before those of
+    the old one, ``+`` before those of the new one, and one that ends with a backslash continues on the next. A
+    statement without a new fragment becomes ``pass``; the condition after ``F`` or ``T`` is always ``False`` or
+    ``True``. ``Argued:`` after the first sentence begins the argument why no checker can see the mutant, and ``By:``
+    names the test on a real Spark that has to see it.
     """
     return tuple(map(_read, re.split(r"\n(?=\S)", text.strip())))
 
@@ -209,5 +210,11 @@ def _read(block: str) -> Mutant:
 
 def _read_edit(text: str) -> Edit:
     where, *lines = text.split("\n")
-    old, new = ("\n".join(line[4:] for line in lines if line[2] == mark).replace("\\\n", "") for mark in "-+")
-    return Edit(where, old, new)
+    fragments = {mark: "\n".join(line[4:] for line in lines if line[2] == mark).replace("\\\n", "") for mark in "-+FT~"}
+    if change := fragments["~"]:
+        return Edit(where, *change.split(" => "))
+    for mark, value in (("F", "False"), ("T", "True")):
+        if condition := fragments[mark]:
+            return Edit(where, condition, f"{condition.partition(' ')[0]} {value}:")
+    leaves_out = not any(line[2] == "+" for line in lines)
+    return Edit(where, fragments["-"], "pass" if leaves_out else fragments["+"])

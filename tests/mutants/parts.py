@@ -24,93 +24,75 @@ PARTS = catalogue(
 found-again-counts-twice [new; H100]
   An item that a retried task finds again is added again.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_report
-  - if id_ not in self._seen:
-  + if True:
+  T if id_ not in self._seen:
 work-ends-while-some-is-done [new; H100]
   Tasks are told that there is no more while another task works on an item, which may add some.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - if not self._in_work:
-  + if True:
+  T if not self._in_work:
 kept-back-from-a-copy [new; H100]
   An attempt that starts beside another one does not get that one's items.
   @ actors.coordination.sources.source:SourceCoordinator.subtask_ready
   - await _send_splits(gateway.send_event, [decode_split(split) for _, split in recorded])
-  + pass
 item-in-work-is-in-no-snapshot [new; H100]
   A snapshot leaves out the item that the task works on.
   @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
-  - (self._current, *self._hand)
-  + tuple(self._hand)
+  ~ (self._current, *self._hand) => tuple(self._hand)
 found-items-leave-after-the-snapshot [new; H100]
   What a task has found and not reported is neither in its snapshot nor sent before it.
   @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
-  - if self._finished or self._found or self._given_back:
-  + if False:
+  F if self._finished or self._found or self._given_back:
 hand-of-a-streaming-task-is-taken [new; H100]
   A task gives back items that a checkpoint holds for it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._hand_out
-  - elif self._is_batch:
-  + elif True:
+  T elif self._is_batch:
 lost-attempt-keeps-its-counts [new; H101]
   The counts of an attempt that is lost stay in the sum.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.subtask_failed
   - self._attempts.get(subtask, {}).pop(attempt, None)
-  + pass
 copies-count-together [new; H101]
   The counts of all attempts of a subtask are added.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator._counting
-  - yield books[min(books)]
-  + yield added_up(books.values())
+  ~ yield books[min(books)] => yield added_up(books.values())
 counts-are-in-no-checkpoint [new; H101]
   The driver does not know the counts of a checkpoint until the tasks report them again.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.checkpoint_coordinator
-  - if self._is_batch:
-  + if True:
+  T if self._is_batch:
 counts-are-in-no-snapshot [new; H101]
   A restored task counts from zero.
   @ spark_bridge.primitives.counters.task:CountersPart.snapshot_state
-  - return self._book.to_bytes()
-  + return b""
+  ~ return self._book.to_bytes() => return b""
 place-of-a-lost-attempt-is-lost [new; H111]
   An attempt that is over keeps its place among the users.
   @ spark_bridge.primitives.permits.driver:_Coordinator.subtask_failed
   - self._forget(subtask, attempt)
-  + pass
 one-user-too-many [new; H111]
   One more user is let in than allowed.
   @ spark_bridge.primitives.permits.book:PermitBook._serve_waiting
-  - self.in_use >= self._slots
-  + self.in_use > self._slots
+  ~ self.in_use >= self._slots => self.in_use > self._slots
 idle-place-is-kept-from-others [new; H111]
   A task keeps an idle place although another one waits for it.
   @ spark_bridge.primitives.permits.task:PermitsPart.handle_event
-  - if self._contended[1] and self._idle_slots:
-  + if False:
+  F if self._contended[1] and self._idle_slots:
 older-news-of-a-wait-counts [new; H111]
   A task keeps an idle place although another one waits, because of older news that came later.
   @ spark_bridge.primitives.permits.task:PermitsPart.handle_event
-  - if version > self._contended[0]:
-  + if True:
+  T if version > self._contended[0]:
 permit-of-a-wait-that-failed-is-used-up [new; H176]
   A permit that nobody has used is not handed out again.
   @ spark_bridge.primitives.permits.book:PermitBook._give_back_permit
   - self._schedule.give_back(permit)
-  + pass
 place-that-crosses-the-give-up-is-kept [new; H176]
   A place that was granted when its task had given up stays taken.
   @ spark_bridge.primitives.permits.book:PermitBook.give_up
   - self._free_slot(ticket)
-  + pass
 permits-are-reserved-for-those-who-will-be-gone [new; H176]
   A permit is reserved for a task that will have given up when it is due.
   @ spark_bridge.primitives.permits.book:PermitBook._grant
-  - if due > until + _ROUNDING_S:
-  + if False:
+  F if due > until + _ROUNDING_S:
 interrupted-task-keeps-what-it-asked-for [new; H176]
   Only a timeout gives back what was reserved, no other end of a wait.
   @ spark_bridge.primitives.permits.task:PermitsPart.acquire
-  - except BaseException:
-  + except TimedOut:
+  ~ except BaseException: => except TimedOut:
 ahead-beyond-need [new; H176]
   Permits ahead of need are handed out however far in the future they are due.
   @ spark_bridge.primitives.permits.book:PermitBook.take_ahead
@@ -119,33 +101,27 @@ ahead-beyond-need [new; H176]
 call-that-was-given-up-takes-part [new; H176]
   A member's call that timed out completes a round with those of the others.
   @ protocol.group:GroupMachine._give_up
-  - if self._is_inside(member, generation):
-  + if False:
+  F if self._is_inside(member, generation):
 wait-that-is-over-joins [new; H176]
   An attempt whose wait is over is admitted, because its message was held back.
   @ protocol.group:GroupMachine._end_waits
-  - if until >= now:
-  + if True:
+  T if until >= now:
 spare-tasks-are-let-in-without-end [new; H109]
   Members of a full group are told that a spare task waits.
   @ protocol.group:GroupMachine.waiting
-  - if current is None or not current.inside:
-  + if True:
+  T if current is None or not current.inside:
 members-that-let-others-in-are-left-behind [new; H109]
   A generation is formed without a member that has left to let others in and comes back.
   @ protocol.group:GroupMachine._patience_s
-  - if self._expected else
-  + if False else
+  ~ if self._expected else => if False else
 urgent-event-for-a-part-without-a-handler [new; H90]
   A part that does not define handle_urgent gets urgent events on the thread of those that do.
   @ protocol.subtask.inbound:SubtaskInbound._take_urgent
-  - if self.handles_urgent and part not in self.parts_without_urgent:
-  + if self.handles_urgent:
+  ~ if self.handles_urgent and part not in self.parts_without_urgent: => if self.handles_urgent:
 open-calls-stay-open [new; H104]
   Calls that wait when a member is lost are not refused.
   @ protocol.group:GroupMachine._break
-  - waiting = [one for one in generation.members if one in generation.calls or one in self._errors]
-  + waiting = []
+  ~ waiting = [one for one in generation.members if one in generation.calls or one in self._errors] => waiting = []
 first-checkpoint-stays [new; H105]
   A later checkpoint does not replace the first one.
   @ spark_bridge.primitives.group.driver:_GroupCoordinator._carry_out
@@ -155,27 +131,22 @@ finished-subtasks-are-waited-for [new; H106]
   A task that is lost after the others have finished waits for them.
   @ protocol.group:GroupMachine.handle
   - self._finished.setdefault(member.subtask, set()).add(member)
-  + pass
 late-task-has-the-first-value [new; H110]
   A task that starts later gets the change of the newest version instead of its value.
   @ spark_bridge.primitives.shared_value.driver:_Coordinator.subtask_ready
-  - whole=True
-  + whole=False
+  ~ whole=True => whole=False
 a-key-keeps-its-type-in-the-tasks [found; H110]
   If a dict's key 1 becomes True, tasks that get the difference keep 1.
   @ spark_bridge.primitives.shared_value.encoding:difference
-  - if key in kept and _same(kept[key], key)}
-  + if key in kept}
+  ~ if key in kept and _same(kept[key], key)} => if key in kept}
 event-of-a-part-reaches-the-main-coordinator [new; H80]
   The main coordinator of a chain gets the events of the parts.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_event
-  - part = self._called = self._parts[index]
-  + part = self._called = self._own
+  ~ part = self._called = self._parts[index] => part = self._called = self._own
 state-of-a-part-is-not-restored [new; H80]
   A part begins from nothing although the checkpoint has a state of it.
   @ actors.coordination.engine.coordinator:CoordinatorActor._reset
-  - states.get(part.name) if part.name else own
-  + None if part.name else own
+  ~ states.get(part.name) if part.name else own => None if part.name else own
 parts-are-not-told-of-failures [new; H80]
   Only the main coordinator is told that an attempt has failed.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
@@ -201,23 +172,19 @@ event-for-a-stage-reaches-the-last-operator [new; H80]
 event-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage sends is for the main coordinator.
   @ spark_bridge.subtask.context:SubtaskContext.send_event
-  - self._channel.submit_event(payload, self._part)
-  + self._channel.submit_event(payload)
+  ~ self._channel.submit_event(payload, self._part) => self._channel.submit_event(payload)
 request-of-a-stage-reaches-the-last-coordinator [new; H80]
   Requests of all stages reach the coordinator of the last one.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_request
-  - part.method("handle_request")
-  + (self._parts[-1] if part.name else part).method("handle_request")
+  ~ part.method("handle_request") => (self._parts[-1] if part.name else part).method("handle_request")
 request-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage asks is for the main coordinator.
   @ spark_bridge.subtask.context:SubtaskContext.request
-  - self._channel.ask(encoded, timeout_s, self._part)
-  + self._channel.ask(encoded, timeout_s)
+  ~ self._channel.ask(encoded, timeout_s, self._part) => self._channel.ask(encoded, timeout_s)
 calls-reach-the-stages-backwards [new; H80]
   What concerns all stages reaches the last one first.
   @ actors.coordination.engine.coordinator:CoordinatorActor._of_each
-  - for part in self._parts.in_order:
-  + for part in reversed(self._parts.in_order):
+  ~ for part in self._parts.in_order: => for part in reversed(self._parts.in_order):
 stages-are-not-told-of-completed-checkpoints [new; H80]
   Only the main coordinator is told that a checkpoint is complete.
   @ actors.coordination.engine.coordinator:CoordinatorActor._handle_lifecycle
@@ -257,12 +224,10 @@ sent-between-the-cuts-of-two-stages [new; H80]
   What a stage sends between its own snapshot and the cut of the chain is before the cut.
   @ actors.coordination.host.part:Parts.snapshot_taken
   - part.held = self._held
-  + pass
 held-for-the-cut-and-lost [new; H80]
   What a stage sends between its own snapshot and the cut of the chain is never sent.
   @ actors.coordination.host.part:Parts.cut_reached
-  - for send in held:
-  + for send in held[:0]:
+  ~ for send in held: => for send in held[:0]:
 state-of-a-stage-is-in-no-snapshot [new; H80]
   The snapshot of a task has no states of its stages.
   @ spark_bridge.subtask.parts:OperatorParts._joined
@@ -281,8 +246,7 @@ only-the-last-operator-is-told-of-an-aborted-checkpoint [new; H80]
 stages-are-closed-forwards [new; H80]
   The operators of the stages are closed in the order in which data flows.
   @ spark_bridge.subtask.parts:OperatorParts.close
-  - reversed(self.operators.values())
-  + self.operators.values()
+  ~ reversed(self.operators.values()) => self.operators.values()
 event-for-a-stage-loses-its-name [new; H80]
   What the coordinator of a stage sends is for the main operator.
   @ actors.coordination.host.gateway:AttemptSends._accept
@@ -291,13 +255,11 @@ event-for-a-stage-loses-its-name [new; H80]
 state-of-a-stage-is-not-restored-in-the-task [new; H80]
   The operator of a stage begins from nothing although the checkpoint has its state.
   @ spark_bridge.subtask.parts:OperatorParts.open
-  - states.get(name))
-  + None if name in self.stages else states.get(name))
+  ~ states.get(name)) => None if name in self.stages else states.get(name))
 states-of-stages-are-not-merged [new; H80]
   With a lower parallelism, a stage gets the state of one subtask instead of all.
   @ spark_bridge.subtask.parts:OperatorParts._restored
-  - by_part.setdefault(name, {})[subtask] = one
-  + by_part[name] = {subtask: one}
+  ~ by_part.setdefault(name, {})[subtask] = one => by_part[name] = {subtask: one}
 stages-are-cut-in-the-middle-of-a-record [new; H80]
   A snapshot is taken after any output of any stage.
   @ spark_bridge.subtask.parts:OperatorParts._consistent
@@ -313,38 +275,31 @@ stages-after-the-running-one-count [new; H80]
 what-a-function-makes-for-a-stage-is-not-checked [new; H59 H80]
   A stage that a function makes may have methods that cannot work.
   @ spark_bridge.subtask.parts:OperatorParts._make
-  - (not name or name in self.stages)
-  + not name
+  ~ (not name or name in self.stages) => not name
 a-part-of-another-operator-is-found [new; H80]
   After an output, the next operator of Spark's pipeline finds the parts of the one before.
   @ spark_bridge.subtask.parts:OperatorParts._outputs_found
   - _local.parts = previous
-  + pass
 a-part-is-found-after-its-task [new; H80]
   The parts of a task that has ended are found by what runs in the process later.
   @ spark_bridge.subtask.parts:OperatorParts.close
-  - _open.discard(self)
-  + globals().setdefault("_kept", []).append(self)
+  ~ _open.discard(self) => globals().setdefault("_kept", []).append(self)
 a-reader-inside-of-two-names-the-last-one [new; H132]
   The events of a reader in a hybrid source of hybrid sources say its place in the inner one only.
   @ spark_bridge.subtask.context:inner_context
-  - inner._way = (index, *context._way)
-  + inner._way = (index,)
+  ~ inner._way = (index, *context._way) => inner._way = (index,)
 requests-of-all-parts-are-shown-to-each [new; H73 H80]
   A part sees the restored requests of the other parts as its own.
   @ spark_bridge.subtask.parts:OperatorParts.open
-  - asked.get(name, ())
-  + sum(asked.values(), [])
+  ~ asked.get(name, ()) => sum(asked.values(), [])
 snapshot-without-the-positions [new; H130]
   A restored reader reads the splits in hand from their beginning.
   @ spark_bridge.subtask.source:SplitReader.snapshot_state
-  - in_hand = [SplitAt(one.split, one.position) for one in self._open]
-  + in_hand = [one.split for one in self._open]
+  ~ in_hand = [SplitAt(one.split, one.position) for one in self._open] => in_hand = [one.split for one in self._open]
 snapshot-without-the-open-splits [new; H130]
   A split that is being read is in no snapshot.
   @ spark_bridge.subtask.source:SplitReader.snapshot_state
-  - in_hand = [SplitAt(one.split, one.position) for one in self._open]
-  + in_hand: list[Any] = []
+  ~ in_hand = [SplitAt(one.split, one.position) for one in self._open] => in_hand: list[Any] = []
 position-before-the-output [new; H130]
   The position in a snapshot is that before the last output, which is read again.
   @ spark_bridge.subtask.source:SplitReader._one_turn
@@ -356,38 +311,31 @@ position-before-the-output [new; H130]
 hybrid-hears-of-no-early-return [new; H132]
   A task that returned early and succeeded counts as still reading, so that the next source never begins.
   @ actors.coordination.sources.enumerators:HybridSplitEnumerator.attempt_ended
-  - if succeeded:
-  + if False:
+  F if succeeded:
 hybrid-hands-over-too-early [new; H132]
   The next source begins while a task still has something of the one before.
   @ actors.coordination.sources.enumerators:HybridSplitEnumerator._hand_over_if_read
-  - or self._unread
-  + or False
+  ~ or self._unread => or False
 hybrid-gives-reports-to-the-newest [new; H132]
   What a reader reports on a split of an earlier source reaches the enumerator of the newest one.
   @ actors.coordination.sources.enumerators:HybridSplitEnumerator.handle_source_event
-  - await self._begun[index]
-  + await self._begun[-1]
+  ~ await self._begun[index] => await self._begun[-1]
 hybrid-keeps-no-states [new; H132]
   The readers of a hybrid source are not given their states.
   @ spark_bridge.sources.hybrid:HybridReader.open
-  - reader.open(inner_context(context, index), its_own)
-  + reader.open(inner_context(context, index), None)
+  ~ reader.open(inner_context(context, index), its_own) => reader.open(inner_context(context, index), None)
 hybrid-completes-alone [new; H132]
   The readers of a hybrid source are not notified of completed checkpoints.
   @ spark_bridge.sources.hybrid:HybridReader.notify_checkpoint_complete
   - reader.notify_checkpoint_complete(checkpoint_id)
-  + pass
 splits-of-a-checkpoint-go-back [new; H130]
   A reset gives back splits that the checkpoint holds for the reader.
   @ actors.coordination.sources.source:SourceCoordinator.checkpoint_coordinator
   - self._splits.on_checkpoint(checkpoint_id)
-  + pass
 state-has-the-limits-of-events [feared; H164]
   An entry of a state is refused if it nests deeper, or has more entries, than an event may.
   @ protocol.wire.state:_chunks
-  - encode_event(taken, STATE_LIMITS)
-  + encode_event(taken)
+  ~ encode_event(taken, STATE_LIMITS) => encode_event(taken)
 state-is-encoded-in-one-turn [new; H164]
   The event loop stands still while a state of a million splits is encoded.
   @ protocol.wire.state:encode_state_in_steps
@@ -398,8 +346,7 @@ state-is-encoded-in-one-turn [new; H164]
 known-split-is-forgotten-while-it-exists [new; H164 H131]
   A split that each look finds is forgotten, and read again.
   @ protocol.known_keys:KnownKeys.see
-  - if bucket[at + _REST] != self._period:
-  + if False:
+  F if bucket[at + _REST] != self._period:
 known-splits-are-lost-in-a-restore [new; H164 H131]
   A restored source finds again what was read.
   @ actors.coordination.sources.enumerators:DiscoveringSplitEnumerator._restore_known
@@ -408,23 +355,19 @@ known-splits-are-lost-in-a-restore [new; H164 H131]
 users-value-is-compared [new; H164]
   An event that begins with a NumPy array fails the job.
   @ protocol.source_events:parse_source_event
-  - case [str(name)] if name == _REQUEST:
-  + case [name] if name == _REQUEST:
+  ~ case [str(name)] if name == _REQUEST: => case [name] if name == _REQUEST:
 items-of-a-checkpoint-cannot-be-given-back [new; H100]
   In batch mode, an item that a task had at a checkpoint is lost when the task gives it back.
   @ actors.coordination.sources.source:SourceCoordinator.checkpoint_coordinator
-  - if self._context.mode is RestoreMode.STREAMING:
-  + if True:
+  T if self._context.mode is RestoreMode.STREAMING:
 taken-back-beside-a-copy [new; H100]
   Another task gets an item that a copy may have begun.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_back
-  - if len(self._context.attempts(subtask)) > 1:
-  + if False:
+  F if len(self._context.attempts(subtask)) > 1:
 items-for-a-copy-that-is-gone [new; H100]
   Items are handed to a subtask that has finished, because a copy of the attempt that counts wanted some.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.attempt_ended
-  - if succeeded or not copies:
-  + if False:
+  F if succeeded or not copies:
 what-a-copy-has-done-counts [new; H100]
   Items that only a copy has done count as done by the attempt that returned early and succeeded.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._put_back_of_returned
@@ -448,8 +391,7 @@ a-run-is-not-awaited-that-has-all-its-partitions [new; H100]
 what-a-finished-streaming-task-had-restored-is-nobodys [new; H100]
   A function returns early in streaming mode, and the other tasks wait for what it had restored.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._keep
-  - if worker == NOBODY:
-  + if False:
+  F if worker == NOBODY:
 what-comes-too-late-for-a-function-stays-in-work [new; H100]
   An item is assigned in streaming mode while a function returns, and nobody does it.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._put_back_of_returned
@@ -468,22 +410,18 @@ a-revoked-success-leaves-items-to-nobody [new; H100 H17]
 a-restored-report-ends-the-next-attempt [new; H100 H151]
   A report of a function that had returned, held in the checkpoint, keeps the next attempt of its subtask from items.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.handle_source_event
-  - if self._context.coordinator.handles_restored:
-  + if False:
+  F if self._context.coordinator.handles_restored:
 restored-reports-count [new; H101]
   A report of an earlier attempt, held in the checkpoint, counts beside that of the attempt that has restored it.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.handle_event_from_operator
-  - if self._context.handles_restored:
-  + if False:
+  F if self._context.handles_restored:
 counts-of-a-failed-run-stay [new; H101]
   In streaming mode, counts of subtasks that had finished stay when the run is begun again without a checkpoint.
   @ spark_bridge.primitives.counters.driver:CountersCoordinator.reset_to_checkpoint
-  - elif not (self._run_over and self._is_batch):
-  + elif not self._run_over:
+  ~ elif not (self._run_over and self._is_batch): => elif not self._run_over:
 exit-of-a-class-while-decoding-gets-out [feared; H62 H97]
   An exit that a user's class raises while its event is decoded is none of the errors of an event.
   @ protocol.wire.events:_build_registered
-  - except BaseException as error
-  + except Exception as error
+  ~ except BaseException as error => except Exception as error
 """
 )

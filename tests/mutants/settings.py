@@ -11,22 +11,18 @@ SETTINGS = catalogue(
 a-timeout-that-nothing-counts [found; H165]
   A timeout of heartbeats without an interval is taken, and means nothing.
   @ protocol.gateway.types:GatewayLimits.__post_init__
-  - if self.heartbeat_timeout_s is not None:
-  + if False:
+  F if self.heartbeat_timeout_s is not None:
 an-operator-without-its-limits [feared; H165]
   The limits that coordinate() is given are those of the sidecar.
   @ spark_bridge.driver.runtime:SidecarRuntime.coordinate
-  - gateway or self._config.gateway,
-  + self._config.gateway,
+  ~ gateway or self._config.gateway, => self._config.gateway,
 a-place-that-is-not-there [feared; H165]
   The error about a former argument names a place that does not have it.
   @ protocol.arguments:_check_not_moved
-  - f"{name} is now {places[name]}"
-  + f"{name} is now {name}"
+  ~ f"{name} is now {places[name]}" => f"{name} is now {name}"
 a-file-is-not-what-is-restored [found; H165]
   The file that an operator is to start from is taken for the newest checkpoint.
   @ spark_bridge.driver.operators:Operators._restored
-  - match restore:
-  + match "latest":
+  ~ match restore: => match "latest":
 """
 )

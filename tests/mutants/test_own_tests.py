@@ -41,33 +41,27 @@ CATALOGUE = catalogue(r"""
 forged-file [new; H110]
   A task takes whatever is in a file of its executor for the shared value.
   @ spark_bridge.primitives.shared_value.files:ValueFiles.read
-  - if digest_of(payload) == digest:
-  + if True:
+  T if digest_of(payload) == digest:
 all-fetch [new; H110]
   Each process of an executor fetches a large shared value, although another one fetches it.
   @ spark_bridge.primitives.shared_value.files:ValueFiles.begin
   - fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  + pass
 no-token-check [X6; H74]
   Any task of an operator may resume any attempt of it.
   @ spark_bridge.bridge.router:ConnectionRouter._why_not_believed
-  - if not hmac.compare_digest(token, message.token):
-  + if False:
+  F if not hmac.compare_digest(token, message.token):
 key-of-another-operator [X4; H76]
   A task of one operator may register and resume for another one.
   @ spark_bridge.bridge.router:ConnectionRouter._why_not_believed
-  - connection.authenticated_as != identity_of(message.operator_id)
-  + False
+  ~ connection.authenticated_as != identity_of(message.operator_id) => False
 no-proof-check [X5; H61]
   Whatever a peer sends as its proof is believed.
   @ protocol.wire.handshake:_Handshake._take_proof
-  - if not right or self._key is _NO_KEY:
-  + if False:
+  F if not right or self._key is _NO_KEY:
 no-key-is-a-key [X4; H76]
   An identity for which there is no key is served with a key of zeros, which anybody knows.
   @ protocol.wire.handshake:_Handshake._take_proof
-  - if not right or self._key is _NO_KEY:
-  + if not right:
+  ~ if not right or self._key is _NO_KEY: => if not right:
 identity-outside-the-transcript [X4; H76]
   The identity in the hello can be replaced on the way.
   @ protocol.wire.handshake:_Handshake._take_hello
@@ -76,23 +70,19 @@ identity-outside-the-transcript [X4; H76]
 certificate-not-pinned [X7; H77]
   A task accepts any certificate, and so anybody between it and the sidecar.
   @ spark_bridge.common.tls:TlsStream._shake_hands
-  - if self._pin is not None:
-  + if False:
+  F if self._pin is not None:
 no-container-bound [X8; H62]
   An event may have any number of lists and maps: 4 MiB of empty maps take 300 MiB and seconds.
   @ protocol.wire.events:_Counts.add
-  - self._containers > self._limits.event_containers_max
-  + False
+  ~ self._containers > self._limits.event_containers_max => False
 no-entry-bound [X8; H62]
   Only each list by itself has a limit of entries, and an event has many lists.
   @ protocol.wire.events:_Counts.add
-  - self._items > self._limits.event_items_max
-  + False
+  ~ self._items > self._limits.event_items_max => False
 no-container-bound-at-the-sender [X8; H62]
   A sender learns only from the end of its attempt that an event has too many lists and maps.
   @ protocol.wire.events:_check_value
-  - containers > limits.event_containers_max
-  + False
+  ~ containers > limits.event_containers_max => False
 large-maps [X8; H62]
   A map may have as many entries as a list: with crafted keys one map takes seconds.
   @ protocol.wire.events:_event_unpacker
@@ -101,28 +91,23 @@ large-maps [X8; H62]
 members-of-one-hash [X8; H62 H95]
   A set may have thousands of decimals with one hash, and each is compared with all before it.
   @ protocol.wire.events:_refuse_equal_hashes
-  - most > _EQUAL_HASHES_MAX
-  + False
+  ~ most > _EQUAL_HASHES_MAX => False
 nesting-in-tuples [the closed table; H62 H95]
   Only lists and maps count as levels of an event, and its tuples and sets nest without a limit.
   @ protocol.wire.events:_check_nesting
-  - if not _flat.issuperset(map(type, level)):
-  + if False:
+  F if not _flat.issuperset(map(type, level)):
 nesting-in-classes [the closed table; H62 H97]
   The values of users' classes nest without a limit.
   @ protocol.wire.events:_NestingBuilder._depth_over
-  - deepest >= self._limits.event_nesting_max
-  + False
+  ~ deepest >= self._limits.event_nesting_max => False
 decoded-in-one-step [X8; H62 H65]
   The coordinator's actor decodes an event of any size in one turn of the loop.
   @ actors.coordination.engine.coordinator:CoordinatorActor._decoded
-  - if len(payload) <= EVENT_STEP_BYTES:
-  + if True:
+  T if len(payload) <= EVENT_STEP_BYTES:
 whole-reads [X9; H65]
   A connection hands over everything that a read delivers, in one turn of the loop.
   @ spark_bridge.server.connection:Connection._take_frames
-  - len(bodies) > LIGHT
-  + False
+  ~ len(bodies) > LIGHT => False
 no-bound-over-incomplete-frames [X11; H62]
   Each connection may have an incomplete frame of the largest size at the same time.
   @ spark_bridge.server.connection:IncompleteFrames.changed
@@ -136,23 +121,19 @@ no-deadline-of-a-frame [X11; H62]
 small-ones-are-progress [new; H113]
   A peer that sends heartbeats between the parts need never send the rest of a large message.
   @ protocol.wire.fragments:FragmentDecoder._feed_large
-  - bool(bodies) and self._parts is None
-  + bool(bodies)
+  ~ bool(bodies) and self._parts is None => bool(bodies)
 any-claim [new; H62 H113]
   A large message may claim any size.
   @ protocol.wire.fragments:FragmentDecoder._begin
-  - if not least <= size <= most:
-  + if False:
+  F if not least <= size <= most:
 everything-passes [new; H22 H112]
   What is sent after a large event leaves before it.
   @ protocol.wire.fragments:Outbox.put
-  - if not self.busy or type(message) in PASSING:
-  + if True:
+  T if not self.busy or type(message) in PASSING:
 no-patience-with-a-slow-reader [new; H114]
   A task that reads a large event slowly is killed, although it reads all the time.
   @ protocol.gateway.outbound:GatewayOutbound.progress
   - self._progressed = now - self._paused_s
-  + pass
 all-parts-together [new; H113]
   A large message goes to the socket's buffer as a whole, however slowly the peer reads.
   @ spark_bridge.server.connection:Connection._pump
@@ -161,18 +142,15 @@ all-parts-together [new; H113]
 nan-is-a-number [feared; H165]
   A setting that is not a number, or infinite, is accepted.
   @ protocol.arguments:_is_finite
-  - return isfinite(value)
-  + return True
+  ~ return isfinite(value) => return True
 any-type [feared; H165]
   A text is accepted for a number, and what is not a function for one.
   @ protocol.arguments:_Expected.check
-  - if not has_type(value, self.hint) or (
-  + if (
+  ~ if not has_type(value, self.hint) or ( => if (
 keys-for-elements [found; H165]
   A dict passes where a list is meant, and its values are dropped.
   @ protocol.arguments:_has_elements
-  - and not issubclass(origin, collections.abc.Mapping):
-  + and False:
+  ~ and not issubclass(origin, collections.abc.Mapping): => and False:
 array-of-anything [found; H165]
   A collection that is neither a list nor a set may have any elements.
   @ protocol.arguments:_has_elements
@@ -181,8 +159,7 @@ array-of-anything [found; H165]
 value-called-an-event [found; H165]
   The error for a value that cannot be carried speaks of an event, which its caller does not know.
   @ protocol.wire.events:encode_argument
-  - str(error).replace(_EVENT, name, 1)
-  + str(error)
+  ~ str(error).replace(_EVENT, name, 1) => str(error)
 last-line-of-a-failure [found; H69]
   The text of a failure is the last line of the exception.
   @ spark_bridge.driver.restarts:_in_one_line
@@ -191,88 +168,71 @@ last-line-of-a-failure [found; H69]
 nameless-row [found; H171]
   A row that UTF-8 cannot encode is refused without its name.
   @ spark_bridge.sinks.rows:naming_lone_surrogates
-  - if _has_lone_surrogate(value):
-  + if False:
+  F if _has_lone_surrogate(value):
 any-old-state [found; H164]
   Any bytes that decode are a state of an earlier release.
   @ protocol.wire.state:decode_state_in_steps
-  - if type(value) is not old:
-  + if False:
+  F if type(value) is not old:
 any-element [feared; H165]
   A list of seconds may contain what is not a number of seconds.
   @ protocol.arguments:_Expected.check
-  - if not all(_keeps(one, self.each) for one in many):
-  + if False:
+  F if not all(_keeps(one, self.each) for one in many):
 async-for-plain [feared; H165]
   An async function is accepted whose coroutine nobody awaits.
   @ protocol.arguments:_is_function
-  - return not is_async(value)
-  + return True
+  ~ return not is_async(value) => return True
 stranger-class [feared; H165]
   A class is accepted as a factory, whatever it makes.
   @ protocol.arguments:_is_function
-  - return _makes(value, result)
-  + return True
+  ~ return _makes(value, result) => return True
 any-signature [feared; H165]
   A function is accepted that cannot be called with what Headgate passes to it.
   @ protocol.arguments:_is_function
-  - if isinstance(given, list) and not _takes(value, len(given)):
-  + if False:
+  F if isinstance(given, list) and not _takes(value, len(given)):
 any-attribute [feared; H165]
   A setting that is an attribute of a user's class has any value.
   @ protocol.arguments:check_settings
-  - if not hasattr(type(value), "__get__"):
-  + if False:
+  F if not hasattr(type(value), "__get__"):
 asked-for-its-class [feared; H165]
   An exception whose __class__ raises breaks the operator.
   @ protocol.describing:is_a
-  - return issubclass(type(value), kind)
-  + return isinstance(value, kind)
+  ~ return issubclass(type(value), kind) => return isinstance(value, kind)
 asked-for-its-name [feared; H165]
   An exception whose class does not say its name breaks the operator.
   @ protocol.describing:class_name
-  - name: str = _NAME(kind)
-  + name: str = kind.__name__
+  ~ name: str = _NAME(kind) => name: str = kind.__name__
 unprintable-in-the-log [feared; H165]
   An exception that Python cannot print breaks the one who logs it.
   @ actors.logs:Log._written
-  - keys = _printable(keys)
-  + bool(keys["exc_info"])
+  ~ keys = _printable(keys) => bool(keys["exc_info"])
 jobs-of-two-partitions [N5: a coordinator has only the last job of take(); H55]
   An action of two jobs over one partition each counts as two actions.
   @ spark_bridge.bridge.runs:JobsOfAction.note
-  - self._later = True
-  + self._later = False
+  ~ self._later = True => self._later = False
 one-setting-in-two-places [feared; H165]
   Heartbeats that coordinate() is given beside gateway= are refused like a misspelt argument.
   @ protocol.arguments:_check_not_moved
-  - if gone := [name for name in given if name in places]:
-  + if gone := []:
+  ~ if gone := [name for name in given if name in places]: => if gone := []:
 broken-operator-is-not-noticed [feared; H165]
   The job of an operator whose actors have ended waits for them.
   @ spark_bridge.bridge.actor:BridgeActor._add_operator
   - context.watch(message.tracker_ref)
-  + pass
 broken-operator-takes-tasks [feared; H165]
   A later task of an operator whose actors have ended waits for them.
   @ spark_bridge.bridge.actor:BridgeActor._register
-  - if message.message.operator_id in self._broken:
-  + if False:
+  F if message.message.operator_id in self._broken:
 broken-operator-is-run-again [feared; H165]
   An action is called again although its operator has ended for good.
   @ spark_bridge.driver.restarts:Restarter._delay
-  - if is_a(cause, OperatorBroken):
-  + if False:
+  F if is_a(cause, OperatorBroken):
 another's-failure [E2: a counter of the whole sidecar; H65]
   A failed run of any operator counts for every action that is being called.
   @ spark_bridge.bridge.runs:RunningJobs.failed
-  - else its_action == action_id:
-  + else True:
+  ~ else its_action == action_id: => else True:
 silent-commit [E13: nothing was raised; H71]
   A coordinator that cannot commit the final checkpoint of a good run is logged, and nobody is told.
   @ actors.coordination.engine.coordinator:CoordinatorActor.receive
-  - replace(settled, failed=self._failed_after)
-  + settled
+  ~ replace(settled, failed=self._failed_after) => settled
 """)
 
 

@@ -46,3 +46,14 @@ class Listening(SubtaskOperator):
         while not self.stopping:
             self.context.wait_for_event()
         yield (self.context.subtask, self.context.attempt, self.received)
+
+
+class Asking(SubtaskOperator):
+    """Yields its records, and then the answer to a question."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        yield from records
+        yield self.context.request("a question")

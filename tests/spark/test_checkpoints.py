@@ -7,24 +7,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.to_thread
 import pytest
 from pyspark.sql import SparkSession
 
 from actors.coordination import CheckpointFailed
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.restart import FixedDelay
-from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.storage import CheckpointFile, CheckpointStorage, CheckpointUnreadable, StorageFenced
-from spark_bridge.subtask import CheckpointDeclinedByOperator
+from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageFenced
 from tests.spark.actions import coordinated
 from tests.spark.counting import Counting, CountingCoordinator
 
@@ -123,45 +118,7 @@ def test_a_computing_task_closes_its_valve_immediately_and_snapshots_later(spark
 # --- how they fail ------------------------------------------------------------------------------------------------
 
 
-class Declining(Counting):
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
-        raise CheckpointDeclinedByOperator("not in the mood")
-
-    def final_state(self) -> bytes:
-        return b""
-
-
-class RaisingInSnapshot(Counting):
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
-        if checkpoint_id > 0:
-            raise ValueError("cannot say how far I am")
-        return b""
-
-
 TOLERANT = CheckpointConfig(tolerated_failures=100)
-
-
-@pytest.mark.parametrize(
-    ("operator", "reason"), [(Declining, "not in the mood"), (RaisingInSnapshot, "cannot say how far I am")]
-)
-def test_a_declined_checkpoint_fails_with_the_subtasks_reason(
-    spark: SparkSession, operator: type[Counting], reason: str
-) -> None:
-    """H45: aborted, and both sides are told; events flow again."""
-    coordinator = CountingCoordinator()
-    with coordinated(spark, coordinator, mode=STREAMING, checkpoint=TOLERANT) as job:
-        with running(job.action(operator)) as outcome:
-            coordinator.wait_for(ready(1))
-            with pytest.raises(CheckpointFailed, match=reason):
-                job.sidecar.checkpoint()
-            if operator is RaisingInSnapshot:
-                coordinator.wait_for(ready(2))
-            coordinator.send_numbers(0, 2)
-            coordinator.wait_until_seen(0, 2)
-            coordinator.stop_all()
-    assert outcome == [[(0, 2)]]
-    assert coordinator.named("complete") == [("complete", coordinator.story[-2][1])]  # the one after the run
-    assert coordinator.named("aborted") == [("aborted", 1)]
 
 
 def test_a_checkpoint_that_takes_too_long_names_who_is_late(spark: SparkSession, tmp_path: Path) -> None:
@@ -216,64 +173,6 @@ def test_a_new_application_continues_from_the_storage(spark: SparkSession, tmp_p
     assert outcome == [[(0, 8), (1, 1)]]
     assert second.wrong == []
     assert second.named("complete")[0][1] > first_id
-
-
-class Summing(Counting):
-    """Can merge the states of several subtasks."""
-
-    def merge_states(self, states: dict[int, bytes]) -> bytes:
-        return encode_event(sum(decode_event(state) for state in states.values()))
-
-
-def test_a_new_application_with_another_parallelism(spark: SparkSession, tmp_path: Path) -> None:
-    """H52: each old subtask's state goes to one new subtask; if one gets several, the operator merges them."""
-    config = SidecarConfig(storage=tmp_path)
-    first = CountingCoordinator()
-    with Sidecar(spark, config) as sidecar:
-        handle = sidecar.coordinate("op", first, parallelism=2, mode=STREAMING)
-        with running(lambda: sidecar.run(action_of(spark, handle, 2, Summing))):
-            first.wait_for(ready(2))
-            for subtask, count in enumerate((1, 2)):
-                first.send_numbers(subtask, count)
-                first.wait_until_seen(subtask, count)
-            first.stop_all()
-
-    second = CountingCoordinator()
-    with Sidecar(spark, config) as sidecar:
-        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING)
-        with running(lambda: sidecar.run(action_of(spark, handle, 1, Summing))) as outcome:
-            second.wait_for(ready(1))
-            second.stop_all()
-    assert outcome == [[(0, 3)]]
-
-
-def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tmp_path: Path) -> None:
-    """H49: it completes no output and no retry restores it; everything reopens; a new application may start from it."""
-    savepoints = tmp_path / "savepoints"
-    first = CountingCoordinator()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", first, parallelism=1, mode=STREAMING)
-        with running(action_of(spark, handle, 1, Counting)):
-            first.wait_for(ready(1))
-            first.send_numbers(0, 4)
-            first.wait_until_seen(0, 4)
-            file = sidecar.savepoint(directory=str(savepoints))
-            assert first.named("complete", "aborted") == []
-            first.send_numbers(0, 1)
-            first.wait_until_seen(0, 5)
-            first.tell(0, "die")
-            first.wait_for(lambda story: ("reset", 0, -1) in story)
-            first.wait_for(ready(2))
-            first.stop_all()
-
-    assert [str(path) for path in savepoints.rglob("*")] == [file]
-    second = CountingCoordinator()
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING, restore=CheckpointFile(file))
-        with running(action_of(spark, handle, 1, Counting)) as outcome:
-            second.wait_for(ready(1))
-            second.stop_all()
-    assert outcome == [[(0, 4)]]
 
 
 def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: SparkSession, tmp_path: Path) -> None:
@@ -350,56 +249,3 @@ def test_a_failed_job_is_run_again_from_its_last_checkpoint(spark: SparkSession)
     assert [callback[:2] for callback in resets] == [("reset_to_checkpoint", checkpoint_id)]
     failed = [callback for callback in coordinator.story if callback[0] == "failed"]
     assert sorted(callback[1] for callback in failed) == [0, 1]
-
-
-class RaisingAtOnce(Counting):
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        raise ValueError("never any luck")
-
-
-@pytest.mark.long
-async def test_on_the_callers_loop_the_action_runs_in_a_thread(spark: SparkSession) -> None:
-    """H15: the same in an ``async with``: restarts, and the checkpoint after the run."""
-    coordinator = CountingCoordinator()
-    async with Sidecar(spark) as sidecar:
-        handle = await sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
-        action = action_of(spark, handle, 1, Counting)
-        starts: list[int] = []
-
-        def twice() -> list[Any]:
-            starts.append(1)
-            if len(starts) == 1:
-                return action_of(spark, handle, 1, RaisingAtOnce)()
-            return action()
-
-        async with anyio.create_task_group() as tasks:
-
-            async def stop_when_ready() -> None:
-                await anyio.to_thread.run_sync(coordinator.wait_for, ran_again)
-                coordinator.stop_all()
-
-            tasks.start_soon(stop_when_ready)
-            assert await sidecar.run(twice, restart=FixedDelay(delay_s=0)) == [(0, 0)]
-    assert len(starts) == 2
-    assert len(coordinator.named("complete")) == 1
-
-
-def ran_again(story: list[tuple[Any, ...]]) -> bool:
-    resets = [at for at, callback in enumerate(story) if callback[0] == "reset_to_checkpoint"]
-    return bool(resets) and any(callback[0] == "ready" for callback in story[resets[-1] :])
-
-
-async def test_cancelling_an_awaited_run_leaves_no_job_behind(spark: SparkSession) -> None:
-    """H48, H57: the runs fail with a reason, and nothing is restarted."""
-    coordinator = CountingCoordinator()
-    async with Sidecar(spark) as sidecar:
-        handle = await sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
-        action = action_of(spark, handle, 1, Counting)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(sidecar.run, action, restart=FixedDelay(restarts_max=None, delay_s=0)))
-            await anyio.to_thread.run_sync(coordinator.wait_for, ready(1))
-            tasks.cancel_scope.cancel()
-        await sidecar._operators.settle(120.0)
-    assert len(coordinator.named("ready")) == 1
-    assert ("run_ended", False) in coordinator.story
-    assert "cancelled" in coordinator.reasons[0].text

@@ -43,32 +43,6 @@ def test_events_reach_their_subtask_and_its_echoes_come_back(spark: SparkSession
     assert script.story[-2:] == [("run_ended", True), ("close",)]
 
 
-def test_an_exception_in_a_task_resets_its_subtask_and_no_other(spark: SparkSession) -> None:
-    """H10, H12, H18: ready, failed, reset to -1, ready with the next attempt number (H2)."""
-    script = Script({(1, 0): ["raise"]}, ["hello", "stop"])
-
-    results = run(spark, script)
-
-    assert [received for _, _, received in results] == [["hello"], ["hello"]]
-    ready, failed, reset, again = script.of_subtask(1)
-    assert (ready[0], failed[0], reset[0], again[0]) == ("ready", "failed", "reset", "ready")
-    assert failed == ("failed", 1, ready[2], "FAILED")
-    assert reset == ("reset", 1, -1)
-    assert again[2] == ready[2] + 1
-    assert [callback[0] for callback in script.of_subtask(0)] == ["ready"]
-    assert "as it was told" in script.reasons[0].text
-
-
-def test_a_killed_worker_process_resets_its_subtask(spark: SparkSession) -> None:
-    """H12: SIGKILL, so the task itself reports nothing; Spark's fact or the closed socket does."""
-    script = Script({(0, 0): ["die"]}, ["hello", "stop"])
-
-    results = run(spark, script)
-
-    assert [received for _, _, received in results] == [["hello"], ["hello"]]
-    assert [callback[0] for callback in script.of_subtask(0)] == ["ready", "failed", "reset", "ready"]
-
-
 def test_only_the_unresponsive_attempt_is_killed(spark: SparkSession) -> None:
     """H25: the process is stopped, an event goes unconfirmed, and exactly that attempt is failed through Spark."""
 

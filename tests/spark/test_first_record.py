@@ -36,13 +36,6 @@ class RuleBook(OperatorCoordinator):
         await (await gateway.send_event("the last one"))
 
 
-class Careless(RuleBook):
-    """Works whether or not a rule arrives."""
-
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        await gateway.send_event("rule")
-
-
 class Obeys(SubtaskOperator):
     """Yields how many rules it knows at each record, and one more line at the end."""
 
@@ -61,30 +54,9 @@ class Obeys(SubtaskOperator):
         yield len(self.rules)
 
 
-class Hasty(Obeys):
-    waits_for_subtask_ready = False
-
-
 @pytest.mark.parametrize("mode", [RestoreMode.BATCH, RestoreMode.STREAMING])
 @pytest.mark.parametrize("records", [RECORDS, 0])
 def test_no_record_comes_before_the_initial_values(spark: SparkSession, records: int, mode: RestoreMode) -> None:
     with coordinated(spark, RuleBook(), 2, mode=mode) as job:
         known = spark.sparkContext.parallelize(range(records), 2).mapPartitions(job.handle.subtask(Obeys)).collect()
     assert known == [RULES] * (records + 2)
-
-
-def test_a_dataframe_gets_the_initial_values_too(spark: SparkSession) -> None:
-    class OfFrames(Obeys):
-        def process(self, records: Iterator[Any]) -> Iterator[Any]:
-            for batch in records:
-                yield batch.assign(id=len(self.rules))
-
-    with coordinated(spark, RuleBook(), 2) as job:
-        frame = spark.range(0, 100, 1, 2).mapInPandas(job.handle.subtask(OfFrames), "id long")
-        assert {row.id for row in frame.collect()} == {RULES}
-
-
-def test_an_operator_that_does_not_wait_ends_well(spark: SparkSession) -> None:
-    with coordinated(spark, Careless(), 2) as job:
-        known = spark.sparkContext.parallelize(range(100), 2).mapPartitions(job.handle.subtask(Hasty)).collect()
-    assert len(known) == 102

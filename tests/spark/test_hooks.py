@@ -13,37 +13,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headgate import OperatorCoordinator, Sidecar, SubtaskOperator
-from headgate.errors import CoordinatorStartError, RestartsExhausted
+from headgate.errors import RestartsExhausted
 from protocol.restart import FixedDelay
 
 pytestmark = pytest.mark.spark
 
 
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("nobody can say")
-
-    __repr__ = __str__
-
-
 class Passing(SubtaskOperator):
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         yield from records
-
-
-class FailsAtTheEnd(Passing):
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-    def close(self) -> None:
-        if self.how == "exit":
-            raise SystemExit(3)
-        raise ConnectionError("the server went away")
-
-
-class CannotSayWhy(Passing):
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        raise Unspeakable
 
 
 class DiesOnce(Passing):
@@ -68,15 +46,6 @@ class DiesOnce(Passing):
         self._die_in("close")
 
 
-@pytest.mark.parametrize("how", ["exception", "exit"])
-def test_a_close_that_fails_loses_no_result(spark: SparkSession, how: str) -> None:
-    with Sidecar(spark) as sidecar:
-        job = sidecar.coordinate("m", parallelism=2)
-        numbers = spark.sparkContext.parallelize(range(4), 2)
-        assert numbers.mapPartitions(job.subtask(FailsAtTheEnd, how)).collect() == [0, 1, 2, 3]
-        assert job.failure is None
-
-
 @pytest.mark.parametrize("where", ["open", "final_state", "close"])
 def test_a_process_that_ends_in_a_method_is_replaced(spark: SparkSession, where: str, tmp_path: Path) -> None:
     with Sidecar(spark) as sidecar:
@@ -85,23 +54,6 @@ def test_a_process_that_ends_in_a_method_is_replaced(spark: SparkSession, where:
         operator = job.subtask(DiesOnce, where, str(tmp_path / "died"))
         assert sidecar.run(numbers.mapPartitions(operator).collect) == [0, 1, 2, 3]
     assert (tmp_path / "died").exists()
-
-
-def test_an_error_that_cannot_say_what_it_is_fails_the_job_as_itself(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        job = sidecar.coordinate("m", parallelism=2)
-        numbers = spark.sparkContext.parallelize(range(4), 2).mapPartitions(job.subtask(CannotSayWhy))
-        with pytest.raises(RestartsExhausted, match="Unspeakable"):
-            sidecar.run(numbers.collect, restart=FixedDelay(restarts_max=0, delay_s=0.0))
-
-
-def test_a_coordinator_that_cannot_say_why_it_does_not_start_is_a_start_error(spark: SparkSession) -> None:
-    class NeverStarts(OperatorCoordinator):
-        async def start(self, context: Any) -> None:
-            raise Unspeakable
-
-    with Sidecar(spark) as sidecar, pytest.raises(CoordinatorStartError, match=r"in start: Unspeakable: <its __str__"):
-        sidecar.coordinate("m", NeverStarts, parallelism=2)
 
 
 class FailsWith(Passing):

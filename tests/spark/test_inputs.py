@@ -16,13 +16,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headgate import FixedDelay, Sidecar, SidecarConfig
 from headgate.errors import InputRefused
-from headgate.sinks import FileSink, RedisStreamsSink, TwoPhaseSinkCoordinator
+from headgate.sinks import FileSink, TwoPhaseSinkCoordinator
 from headgate.sinks import TwoPhaseSinkOperator as Lines
 from spark_bridge.driver.handle import OperatorHandle
-from tests.spark.test_two_phase_sinks import OFTEN, a_sink
+from tests.spark.test_two_phase_sinks import OFTEN
 
 if TYPE_CHECKING:
-    from headgate.sinks import TwoPhaseSink
+    pass
 pytestmark = pytest.mark.spark
 
 PARTITIONS = 2
@@ -76,27 +76,6 @@ def test_the_daily_job_writes_every_day(place: Place, named: bool) -> None:  # H
     assert place.written() == {"monday": 20, "tuesday": 20, "wednesday": 20}
 
 
-def test_two_actions_of_one_sidecar_are_two_inputs_with_run_and_without(place: Place) -> None:  # H174
-    with place.sidecar() as sidecar:
-        handle = place.coordinate(sidecar)
-        for day in ("a", "b"):
-            sidecar.run(place.action(handle, day))
-        for day in ("c", "d", "e"):
-            place.action(handle, day)()
-        sidecar.run(place.action(handle, "f", rows=8))
-    assert place.written() == {"a": 20, "b": 20, "c": 20, "d": 20, "e": 20, "f": 8}
-
-
-def test_a_day_with_other_partitions_begins_at_its_first_record(place: Place) -> None:  # H174
-    for day, partitions in (("a", 2), ("b", 3)):
-        with place.sidecar() as sidecar:
-            coordinator = TwoPhaseSinkCoordinator(place.sink)
-            handle = sidecar.coordinate("lines", coordinator, parallelism=partitions, mode="streaming")
-            lines = place.spark.sparkContext.parallelize([f"{day}-{row}" for row in range(20)], partitions)
-            sidecar.run(lines.mapPartitions(handle.subtask(Lines, place.sink)).count)
-    assert place.written() == {"a": 20, "b": 20}
-
-
 class _Half(Lines):
     """Waits for a checkpoint after half of its records, which its end brings; then fails. Spark gives up then."""
 
@@ -129,17 +108,6 @@ def test_an_interrupted_day_is_continued_and_another_one_is_refused_with_both_wa
         sidecar.run(place.action(handle, "monday"), input_id="monday")
         sidecar.run(place.action(handle, "tuesday"), input_id="tuesday")
     assert place.written() == {"monday": 20, "tuesday": 20}
-
-
-def test_an_interrupted_input_can_be_given_up_explicitly(place: Place) -> None:  # H174
-    with place.sidecar() as sidecar:
-        handle = place.coordinate(sidecar, checkpoint=OFTEN)
-        with pytest.raises(Exception, match="by the test"):
-            sidecar.run(place.action(handle, "monday", operator=_Half), restart=ONCE, input_id="monday")
-    with place.sidecar() as sidecar:
-        handle = place.coordinate(sidecar, restored_input="other")
-        sidecar.run(place.action(handle, "tuesday"), input_id="tuesday")
-    assert place.written()["tuesday"] == 20
 
 
 def test_an_interrupted_day_is_not_continued_in_another_number_of_partitions(place: Place) -> None:  # H174
@@ -228,23 +196,6 @@ def test_every_micro_batch_is_written_without_a_word_about_batches_in_the_operat
     assert place.written() == {"a": 20, "b": 20, "c": 20}
 
 
-def test_an_adopted_batch_is_written_even_if_its_number_is_that_of_the_last_one(place: Place) -> None:  # H174
-    with place.sidecar() as sidecar:
-        batches_of(place, sidecar, ["a"], "first")
-    with place.sidecar() as sidecar:
-        batches_of(place, sidecar, ["b", "c"], "second", adopt=True)
-    assert place.written() == {"a": 20, "b": 20, "c": 20}
-
-
-def test_a_plain_run_after_a_query_and_a_query_after_plain_runs(place: Place) -> None:  # H174
-    with place.sidecar() as sidecar:
-        sidecar.run(place.action(place.coordinate(sidecar), "a"))
-    with place.sidecar() as sidecar:
-        handle = batches_of(place, sidecar, ["b", "c"], "first")
-        sidecar.run(place.action(handle, "d"))
-    assert place.written() == {"a": 20, "b": 20, "c": 20, "d": 20}
-
-
 def test_a_batch_that_spark_repeats_after_a_plain_run_is_still_skipped(place: Place) -> None:  # H174
     with place.sidecar() as sidecar:
         handle = batches_of(place, sidecar, ["a"], "first")
@@ -274,50 +225,3 @@ def test_a_streaming_operator_in_a_plain_foreach_batch_is_refused_with_the_way_o
             with pytest.raises(Exception, match=r"Pass sidecar.for_each_batch\(handle, function\) of this operator"):
                 query.awaitTermination()
     assert place.written() == {}
-
-
-class NumberedRows(Lines):
-    def encode(self, record: int) -> dict[str, Any]:
-        return {"number": record, "what": f"row {record}"}
-
-
-def redis_sink(request: pytest.FixtureRequest) -> tuple[TwoPhaseSink[Any], Callable[[], list[dict[str, Any]]]]:
-    server = request.getfixturevalue("redis_server")
-    sink = RedisStreamsSink(server.url, "daily", ["number", "what"])
-
-    def read() -> list[dict[str, Any]]:
-        with server.connect() as client:
-            return [{"number": int(row["number"]), "what": row["what"]} for _, row in client.xrange("daily")]
-
-    return sink, read
-
-
-@pytest.mark.parametrize(
-    "which",
-    [
-        "redis",
-        "postgres staged",
-        pytest.param("postgres prepared", marks=pytest.mark.long),
-        pytest.param("delta", marks=pytest.mark.long),
-        pytest.param("iceberg", marks=pytest.mark.long),
-    ],
-)
-def test_the_daily_job_writes_every_day_to_every_target(
-    place: Place, which: str, request: pytest.FixtureRequest
-) -> None:  # H174
-    if which == "redis":
-        sink, read = redis_sink(request)
-    else:
-        sink, read = a_sink(which, place.folder, lambda: request.getfixturevalue("postgres"))
-    for day in range(3):
-        with place.sidecar() as sidecar:
-            coordinator = TwoPhaseSinkCoordinator(sink)
-            handle = sidecar.coordinate("rows", coordinator, parallelism=PARTITIONS, mode="streaming")
-            numbers = place.spark.sparkContext.parallelize(range(100 * day, 100 * day + 12), PARTITIONS)
-            tasks = numbers.mapPartitions(handle.subtask(NumberedRows, sink))
-            for input_id in (None, f"again {day}", f"again {day}"):
-                sidecar.run(tasks.count, input_id=input_id)
-    found = Counter(row["number"] for row in read())
-    assert found == {100 * day + number: 2 for day in range(3) for number in range(12)}, (
-        "the third run was a repetition"
-    )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -18,11 +18,10 @@ from pyspark.sql import SparkSession
 from actors.coordination import OperatorCoordinator, SubtaskGateway
 from protocol.restart import FixedDelay
 from protocol.wire.messages import RestoreMode
-from spark_bridge.common.errors import RestartsExhausted
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.actions import Action
+from tests.spark.operators import Asking
 
 pytestmark = pytest.mark.spark
 
@@ -39,17 +38,6 @@ ESCAPES: list[BaseException] = [
     RecursionError("by hand"),
     asyncio.CancelledError("by hand"),
 ]
-
-
-class Asking(SubtaskOperator):
-    """Asks one question and yields the answer."""
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        yield from records
-        yield self.context.request("go on?")
 
 
 class Answering(OperatorCoordinator):
@@ -203,55 +191,6 @@ def test_an_exit_of_one_coordinator_fails_its_own_job_and_no_other(  # H65
         assert action_of(spark, handle)() == [0, "yes"]  # the sidecar takes new operators, too
 
 
-def test_a_failure_beyond_restarts_ends_only_its_own_action(spark: SparkSession) -> None:  # H65
-    neighbour, healthy = Failing(), Answering()
-    with Sidecar(spark, IMPATIENT) as sidecar:
-        its_action = action_of(spark, sidecar.coordinate("neighbour", neighbour, parallelism=1))
-        action = action_of(spark, sidecar.coordinate("healthy", healthy, parallelism=1))
-        counted = Counted(action, neighbour.reached)
-        other = Action(lambda: sidecar.run(its_action, restart=QUICKLY))
-        assert sidecar.run(counted, restart=QUICKLY) == [0, "yes"]
-        with pytest.raises(RestartsExhausted):
-            other.result()
-        assert counted.calls == 1
-
-
-def test_a_job_of_another_thread_without_run_affects_no_action(spark: SparkSession) -> None:  # H65
-    """Its failure does not restart an action, and its end is not awaited."""
-    failing, hanging, healthy = Failing(), Hanging(), Answering()
-    with Sidecar(spark, IMPATIENT) as sidecar:
-        its_action = action_of(spark, sidecar.coordinate("failing", failing, parallelism=1))
-        hangs = Action(action_of(spark, sidecar.coordinate("hanging", hanging, parallelism=1)))
-        assert hanging.reached.wait(PATIENCE_S)
-        action, calls = action_of(spark, sidecar.coordinate("healthy", healthy, parallelism=1)), []
-
-        def while_it_fails() -> list[Any]:
-            calls.append(1)
-            with pytest.raises(Exception, match="the neighbour's own"):
-                Action(its_action).result()
-            return action()
-
-        assert sidecar.run(while_it_fails, restart=QUICKLY) == [0, "yes"]
-        assert len(calls) == 1
-        hanging.over.set()
-        assert hangs.result() == [0, "yes"]
-
-
-async def test_actions_of_an_async_sidecar_do_not_see_each_other(spark: SparkSession) -> None:  # H65
-    neighbour, healthy = Failing(), Answering()
-    async with Sidecar(spark, IMPATIENT) as sidecar:
-        its_action = action_of(spark, await sidecar.coordinate("neighbour", neighbour, parallelism=1))
-        handle = await sidecar.coordinate("healthy", healthy, parallelism=1)
-        counted = Counted(action_of(spark, handle), neighbour.reached)
-        async with asyncio.TaskGroup() as tasks:
-            restart = FixedDelay(restarts_max=None, delay_s=0.05)
-            other = tasks.create_task(sidecar.run(its_action, restart=restart))
-            assert await sidecar.run(counted, restart=QUICKLY) == [0, "yes"]
-            neighbour.over.set()
-        assert other.result() == [0, "yes"]
-        assert counted.calls == 1
-
-
 async def test_a_cancelled_run_leaves_the_job_of_another_run_alone(spark: SparkSession) -> None:  # H65
     cancelled, healthy = Hanging(), Hanging()
     async with Sidecar(spark, IMPATIENT) as sidecar:
@@ -305,30 +244,6 @@ def test_an_action_owns_what_its_own_threads_run(spark: SparkSession, thread: ty
 
         sidecar.run(in_a_thread, restart=QUICKLY)
         assert results == [[0, "yes"]]
-
-
-def test_operators_that_are_named_are_those_of_the_action(spark: SparkSession) -> None:  # H65
-    coordinator, healthy = FailsOnce(), Answering()
-    with Sidecar(spark, IMPATIENT) as sidecar:
-        named = sidecar.coordinate("named", coordinator, parallelism=1)
-        action = action_of(spark, named)
-        healthy_action = action_of(spark, sidecar.coordinate("healthy", healthy, parallelism=1))
-        calls: list[int] = []
-
-        def swallow() -> list[Any]:
-            calls.append(1)
-            result = healthy_action()
-            worker = Action(action)  # a thread that does not inherit, and an action of this thread alongside it
-            try:
-                result += worker.result()
-            except Exception as error:
-                result.append(type(error).__name__)
-            return result
-
-        assert sidecar.run(swallow, restart=QUICKLY, operators=[named]) == [0, "yes", 0, "yes"]
-        assert len(calls) == 2
-        with pytest.raises(Exception, match="'unknown'"):
-            sidecar.run(swallow, restart=QUICKLY, operators=["unknown"])
 
 
 def test_the_mark_of_an_action_leaves_the_users_job_group_and_properties_alone(spark: SparkSession) -> None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -89,20 +88,6 @@ def test_leaving_raises_if_the_last_output_is_not_committed(
     job = Job(spark, tmp_path, fault)
     with pytest.raises(OutputNotCommitted, match=why):
         job.whole()
-
-
-@FAULTS
-async def test_leaving_an_async_sidecar_raises_too(spark: SparkSession, tmp_path: Path, fault: str, why: str) -> None:
-    # H71
-    job = Job(spark, tmp_path, fault)
-
-    async def whole() -> None:
-        async with Sidecar(spark, job.config) as sidecar:
-            handle = await sidecar.coordinate("op", job.coordinator, **job.options)
-            await asyncio.to_thread(job.run, handle)
-
-    with pytest.raises(OutputNotCommitted, match=why):
-        await whole()
 
 
 @FAULTS

@@ -169,15 +169,6 @@ async def test_a_query_of_spark_reports_what_runs_and_what_has_ended(spark: Spar
         assert status.tasks[task.task_attempt_id] in (TaskState.ENDED, TaskState.UNKNOWN)
 
 
-async def test_a_barrier_stage_is_reported_as_one(spark: SparkSession) -> None:  # H15
-    async with a_relay(spark) as (_, log):
-        rows = spark.sparkContext.parallelize(range(2), 2)
-        await in_a_thread(lambda: rows.barrier().mapPartitions(list).collect())
-        await in_a_thread(rows.count)
-        await log.wait_for(JobEnded, lambda fact: fact.job_id == log.of(JobStarted)[-1].job_id)
-        assert [stage.barrier for stage in log.of(StageSubmitted)] == [True, False]
-
-
 def told(log: FactsLog) -> int:
     return len(log.facts) - len(log.of(FactsDropped))
 

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import RDD
 from pyspark.sql import SparkSession
 
-from actors.coordination import OperatorCoordinator, ResetNotSupported
+from actors.coordination import OperatorCoordinator
 from protocol.restart import FixedDelay
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
@@ -45,21 +45,6 @@ class Holding(Queue):
 class FillsUpAgain(Queue):
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         self.items = list(ITEMS)
-
-
-class BreaksOnce(Queue):
-    """Fails the first run that asks for a sixth item."""
-
-    broken = False
-
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        if len(self.items) == 5 and not type(self).broken:
-            type(self).broken = True
-            self.context.fail_job(RuntimeError("the queue broke"))
-        return await super().handle_request(subtask, attempt, request)
-
-    async def start(self, context: Any) -> None:
-        self.context = context
 
 
 class Takes(SubtaskOperator):
@@ -105,23 +90,6 @@ def test_the_second_action_over_an_instance_that_cannot_forget_is_refused(spark:
         assert sorted(taking(spark, sidecar, Queue()).collect()) == ITEMS
 
 
-def test_a_restart_is_a_second_run_for_a_class_too(spark: SparkSession) -> None:  # H68, H15
-    BreaksOnce.broken = False
-    with Sidecar(spark) as sidecar:
-        rdd = taking(spark, sidecar, BreaksOnce)
-        assert sorted(sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=3, delay_s=0.0))) == ITEMS
-    assert BreaksOnce.broken
-
-
-def test_a_restart_of_an_instance_that_cannot_forget_is_refused_once(spark: SparkSession) -> None:  # H68, H15
-    BreaksOnce.broken = False
-    with Sidecar(spark) as sidecar:
-        rdd = taking(spark, sidecar, BreaksOnce())
-        with pytest.raises(ResetNotSupported, match=BOTH_WAYS_OUT) as raised:
-            sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=100, delay_s=0.0))
-    assert "the queue broke" in str(raised.value.__cause__)
-
-
 # --- splits that are found as they are read -------------------------------------------------------------------------
 
 
@@ -133,21 +101,6 @@ def test_each_action_enumerates_its_splits_again(spark: SparkSession, relay: Any
         for _ in range(3):
             assert sorted(rdd.collect()) == list(range(NODES))
     assert [len(enumerator.read) for enumerator in source.built] == [NODES] * 3
-
-
-def test_a_source_given_as_a_class_enumerates_again_in_each_action(spark: SparkSession) -> None:  # H68
-    with coordinated(spark, TreeSource, 2) as job:
-        rdd = job.tasks(TreeReader)
-        assert [sorted(rdd.collect()) for _ in range(3)] == [list(range(NODES))] * 3
-
-
-def test_an_action_that_takes_partitions_one_after_the_other_reads_each_split_once(spark: SparkSession) -> None:  # H56
-    with coordinated(spark, TreeSource(), 4) as job:
-        rdd = job.tasks(TreeReader)
-        assert sorted(rdd.take(2 * NODES)) == list(range(NODES))
-        assert len(rdd.take(1)) == 1
-        assert sorted(rdd.take(2 * NODES)) == list(range(NODES))
-        assert sorted(rdd.collect()) == list(range(NODES))
 
 
 class BreaksInTheMiddle(TreeSource):

@@ -19,7 +19,6 @@ from actors.coordination import CoordinatorContext
 from examples.quiet_spark import JobFailed, was_interrupted
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.common.errors import SidecarError, SidecarNotRunning
-from spark_bridge.driver import spark_driver
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, coordinated, one_task_each, what_the_user_reads
@@ -114,17 +113,6 @@ def test_a_sidecar_that_is_left_while_a_job_runs_fails_the_job_and_says_why(spar
     assert CLOSED in what_the_user_reads(action.result)
 
 
-@pytest.mark.long
-async def test_the_same_on_the_callers_loop(spark: SparkSession) -> None:
-    coordinator = Script({}, ["hello"])
-    async with Sidecar(spark) as sidecar:
-        handle = await sidecar.coordinate("op", coordinator, parallelism=2)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
-        await anyio.to_thread.run_sync(coordinator.wait_for, is_ready)
-    assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
-    assert CLOSED in what_the_user_reads(action.result)
-
-
 async def test_a_cancelled_sidecar_ends_its_job_too(spark: SparkSession) -> None:
     # An outer scope cancels the actors immediately, so the sidecar itself must cancel the job.
     coordinator = Script({}, ["hello"])
@@ -156,14 +144,6 @@ def test_an_operator_that_is_released_while_its_job_runs_fails_the_job(spark: Sp
 def collect_with_a_sidecar(spark: SparkSession, coordinator: Script) -> None:
     with coordinated(spark, coordinator) as job:
         job.tasks().collect()
-
-
-@pytest.mark.long
-def test_a_failed_job_comes_out_unchanged(spark: SparkSession) -> None:
-    coordinator = Script({}, ["raise"])
-    with pytest.raises(Exception, match="as it was told"):
-        collect_with_a_sidecar(spark, coordinator)
-    assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
 
 
 # --- Spark has stopped already --------------------------------------------------------------------------------------
@@ -228,30 +208,6 @@ def test_ctrl_c_while_a_coordinator_is_slow(spark: SparkSession, method: str) ->
     with pytest.raises(KeyboardInterrupt):
         body()
     assert recorder.story == [("start",), ("close",)]
-
-
-@pytest.mark.parametrize("step", ["check_worker_python", "ship_packages"])
-def test_ctrl_c_while_the_sidecar_is_entered(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    monkeypatch.setattr(spark_driver, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
-    sidecar = Sidecar(spark)
-    with pytest.raises(KeyboardInterrupt):
-        sidecar.__enter__()
-    monkeypatch.undo()
-    with sidecar:  # and it can still be entered
-        pass
-
-
-def test_ctrl_c_while_the_thread_of_the_sidecar_starts(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = threading.Thread.start
-
-    def start_and_interrupt(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name == "headgate-sidecar":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        Sidecar(spark).__enter__()
 
 
 def test_ctrl_c_in_an_action_ends_the_job_and_comes_out(spark: SparkSession) -> None:

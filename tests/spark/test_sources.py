@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -20,9 +19,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from headgate import CheckpointConfig, Sidecar, SplitReader, chain
+from headgate import CheckpointConfig, Sidecar, chain
 from headgate.errors import SidecarError
-from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
+from headgate.sinks import FileSink
 from headgate.sources import FileSource, KafkaSource
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.sources.files.task import FileReader
@@ -99,53 +98,6 @@ def test_a_folder_is_a_format_of_spark_and_each_row_counts_once_although_a_task_
             sidecar.source("orders", source)
 
 
-def test_a_source_without_columns_asks_for_them(spark: SparkSession) -> None:
-    class Bare(DyingSource):
-        schema = None
-
-    with Sidecar(spark) as sidecar, pytest.raises(ValueError, match="pass schema="):
-        sidecar.source("bare", Bare(Path("/nowhere"), "/nowhere"), parallelism=1)
-
-
-def doubled(records: Iterator[Any]) -> Iterator[str]:
-    """Each row of the batches twice, as lines."""
-    for batch in records:
-        for row in batch.to_pylist():
-            yield json.dumps([row["id"], "a"])
-            yield json.dumps([row["id"], "b"])
-
-
-@pytest.mark.long
-def test_a_chain_from_files_to_files_writes_each_row_once_although_a_task_is_killed(
-    spark: SparkSession, folder: Path, tmp_path: Path
-) -> None:
-    files = FileSink(str(tmp_path / "out"), suffix=".jsonl")
-    source = DyingSource(tmp_path / "died", str(folder), batch_rows=20, rate_limit_per_s=4000.0)
-    stages = chain(
-        source=source,
-        transform=doubled,
-        sink=(partial(TwoPhaseSinkCoordinator, files), partial(TwoPhaseSinkOperator, files)),
-    )
-    config = SidecarConfig(storage=str(tmp_path / "checkpoints"))
-    with Sidecar(spark, config) as sidecar:
-        job = sidecar.coordinate(
-            "pipeline",
-            stages,
-            parallelism=2,
-            mode="streaming",
-            checkpoint=CheckpointConfig(interval_s=0.1, tolerated_failures=100),
-        )
-        with pytest.raises(TypeError, match="is a chain"):
-            job.subtask(SplitReader)
-        tasks = spark.sparkContext.parallelize(range(2), 2)
-        sidecar.run(lambda: tasks.mapPartitions(job.subtask()).collect())
-        assert job.statistics()["checkpoints_completed"] > 1
-    assert (tmp_path / "died").exists()
-    lines = [line for file in Path(files.url).glob("*.jsonl") for line in file.read_text().splitlines()]
-    expected = [[number, letter] for number in range(FILES * ROWS) for letter in "ab"]
-    assert sorted(json.loads(line) for line in lines) == expected
-
-
 class DyingKafkaReader(KafkaReader):
     """Kills its process, once for each topic, after three batches of partition 1."""
 
@@ -210,6 +162,8 @@ def test_each_record_of_kafka_counts_once_in_a_chain_and_as_a_stream_although_ta
             mode="streaming",
             checkpoint=CheckpointConfig(interval_s=0.1, tolerated_failures=100),
         )
+        with pytest.raises(TypeError, match="is a chain"):
+            job.subtask(KafkaReader)
         tasks = spark.sparkContext.parallelize(range(2), 2)
         sidecar.run(lambda: tasks.mapPartitions(job.subtask()).collect())
         assert job.statistics()["checkpoints_completed"] > 1

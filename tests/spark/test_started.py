@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,7 +21,7 @@ from structlog.testing import capture_logs
 
 import headgate
 from headgate import Sidecar, SidecarConfig, SidecarLimits
-from headgate.errors import OutputNotCommitted, SidecarError
+from headgate.errors import SidecarError
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.common.errors import SidecarNotRunning
 from spark_bridge.driver import started
@@ -34,7 +33,7 @@ from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
 from tests.spark.recorder import Recorder
 from tests.spark.script import Script
-from tests.spark.test_last_output import Committing, Copying
+from tests.spark.test_last_output import Copying
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -62,29 +61,9 @@ def replaced(logs: Any) -> list[Any]:
 # --- start ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_that_is_run_again_gets_the_sidecar_that_runs(spark: SparkSession) -> None:  # H120
-    config = SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=5.0))
-    sidecar = headgate.start(spark, config)
-    handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
-    with capture_logs() as logs:
-        assert (
-            headgate.start(spark.sparkContext, SidecarConfig(limits=SidecarLimits(shutdown_timeout_s=5.0))) is sidecar
-        )
-    assert replaced(logs) == []
-    assert collect(spark, handle) == [(0, 0, [])]  # its operators are still there
-
-
 def test_threads_that_start_the_same_name_get_the_same_sidecar(spark: SparkSession) -> None:  # H120
     actions = [Action(lambda: headgate.start(spark)) for _ in range(4)]
     assert len({id(action.result()) for action in actions}) == 1
-
-
-def test_each_name_is_a_sidecar(spark: SparkSession) -> None:  # H120
-    first, second = headgate.start(spark), headgate.start(spark, name="another")
-    assert first.address != second.address
-    headgate.stop("another")
-    assert first.is_running
-    assert not second.is_running
 
 
 def test_changed_settings_replace_the_sidecar_and_fail_its_jobs(spark: SparkSession) -> None:  # H120
@@ -119,13 +98,6 @@ def test_another_spark_context_replaces_the_sidecar_of_one_that_has_stopped(spar
     headgate.stop()
 
 
-def test_what_cannot_be_started_leaves_the_sidecar_that_runs(spark: SparkSession) -> None:  # H120
-    sidecar = headgate.start(spark)
-    with pytest.raises(TypeError, match="spark must be the SparkSession or the SparkContext"):
-        headgate.start("local")
-    assert headgate.start(spark) is sidecar
-
-
 # --- stop -------------------------------------------------------------------------------------------------------------
 
 
@@ -140,38 +112,6 @@ def test_stop_does_what_leaving_the_block_does_and_twice_is_fine(spark: SparkSes
     with pytest.raises(SidecarNotRunning, match=r"start one with `sidecar = headgate.start\(spark\)`"):
         sidecar.coordinate("op", Recorder(), parallelism=1)
     assert headgate.start(spark) is not sidecar
-
-
-def test_stop_raises_if_the_last_output_is_not_committed_and_frees_the_name(
-    spark: SparkSession, tmp_path: Path
-) -> None:  # H71, H120
-    storage = tmp_path / "checkpoints"
-    storage.mkdir()
-    sidecar = headgate.start(spark, SidecarConfig(storage=storage))
-    handle = sidecar.coordinate("op", Committing("commit", storage), parallelism=1, mode="streaming")
-    collect(spark, handle, Copying)
-    with pytest.raises(OutputNotCommitted, match="cannot publish"):
-        headgate.stop()
-    assert not sidecar.is_running
-    headgate.stop()
-
-
-def test_ctrl_c_while_the_stop_begins_is_raised_when_all_is_closed(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:  # H70, H120
-    call = Leaver.call
-
-    def call_and_interrupt(leaver: Leaver, close: Any) -> Any:
-        outcome = call(leaver, close)
-        os.kill(os.getpid(), signal.SIGINT)
-        return outcome
-
-    recorder = Recorder()
-    headgate.start(spark).coordinate("op", recorder, parallelism=1)
-    monkeypatch.setattr(Leaver, "call", call_and_interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        headgate.stop()
-    assert recorder.story == [("start",), ("close",)]
 
 
 def test_one_ctrl_c_at_the_end_of_the_interpreter_is_for_all_sidecars(
@@ -317,26 +257,7 @@ def test_wrong_arguments_replace_nothing(spark: SparkSession, wrong: Any, error:
     assert recorder.story == [("start",)]
 
 
-def test_a_streaming_operator_that_is_replaced_continues_from_its_checkpoint(spark: SparkSession) -> None:  # H121
-    sidecar = headgate.start(spark)
-    first, second = Recorder(), Recorder()
-    handle = sidecar.coordinate("op", first, parallelism=1, mode="streaming", replace=True)
-    sidecar.run(lambda: collect(spark, handle, Copying))
-    sidecar.coordinate("op", second, parallelism=1, mode="streaming", replace=True)
-    *_, (_, newest) = first.named("complete")
-    assert second.story == [("reset_to_checkpoint", newest, b"state"), ("start",)]
-
-
 def test_loading_the_functions_starts_nothing() -> None:
     program = "import headgate, threading; headgate.start, headgate.stop; print(threading.active_count())"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
-
-
-async def test_the_runtime_replaces_too(spark: SparkSession) -> None:  # H121
-    async with Sidecar(spark) as sidecar:
-        first = Script({}, ["stop"])
-        for coordinator in (first, Script({}, ["stop"])):
-            handle = await sidecar.coordinate("op", coordinator, parallelism=1, replace=True)
-            await anyio.to_thread.run_sync(collect, spark, handle)
-        assert first.story[-1] == ("close",)

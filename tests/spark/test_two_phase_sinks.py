@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sinks of databases and tables on real Spark: a task is killed, and a driver dies before its commit."""
+"""Two-phase sinks on real Spark: a task is killed, and a driver dies before its commit."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from headgate import CheckpointConfig, FixedDelay, Sidecar, SidecarConfig
 from headgate.errors import RestartsExhausted
 from headgate.sinks import (
     DeltaSink,
+    FileSink,
     IcebergSink,
     PostgresSink,
     TwoPhaseSink,
@@ -40,12 +42,14 @@ class Troubled(TwoPhaseSinkOperator):
 
     def __init__(self, sink: TwoPhaseSink[Any], folder: str) -> None:
         super().__init__(sink)
+        self._writes_lines = isinstance(sink, FileSink)
         self._folder = folder
         self._completed = False
         self._rows_here = 0
 
-    def encode(self, record: int) -> dict[str, Any]:
-        return {"number": record, "what": f"row {record}"}
+    def encode(self, record: int) -> dict[str, Any] | str:
+        row = {"number": record, "what": f"row {record}"}
+        return json.dumps(row) if self._writes_lines else row
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._completed = True
@@ -100,6 +104,11 @@ def a_schema() -> Any:
 def a_sink(which: str, folder: Path, server: Callable[[], Postgres]) -> tuple[TwoPhaseSink[Any], Callable[[], Any]]:
     """A sink, and how to read what is in its target."""
     # Imported here, because each of Spark's workers imports this module.
+    if which == "files":
+        out = folder / "out"
+        return FileSink(str(out)), lambda: [
+            json.loads(line) for file in out.glob("part-*") for line in file.read_text().splitlines()
+        ]
     if which == "delta":
         from deltalake import DeltaTable
 
@@ -126,6 +135,7 @@ def a_sink(which: str, folder: Path, server: Callable[[], Postgres]) -> tuple[Tw
 @pytest.mark.parametrize(
     "which",
     [
+        "files",
         "postgres staged",
         pytest.param("postgres prepared", marks=pytest.mark.long),
         pytest.param("delta", marks=pytest.mark.long),

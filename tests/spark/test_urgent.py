@@ -87,20 +87,3 @@ def test_tasks_that_block_in_native_code_are_freed(spark: SparkSession) -> None:
 
     assert outputs == [(["at the beginning"], b"", SEEN)] * 2
     assert sorted(coordinator.events) == [(n, 0, what) for n in range(2) for what in ("blocks", "frees")]
-
-
-def test_exception_of_handle_urgent_is_that_of_the_task(spark: SparkSession) -> None:  # H93
-    coordinator = Freeing()
-    reasons: list[str] = []
-
-    class Noting(Freeing):
-        async def subtask_failed(self, subtask: int, attempt: int, reason: Any) -> None:
-            reasons.append(str(reason))
-
-    coordinator = Noting()
-    with coordinated(spark, coordinator) as job:
-        outputs = job.tasks(Blocked, True).collect()
-
-    assert outputs == [(["at the beginning"], b"", SEEN)]
-    assert len(reasons) == 1
-    assert "ValueError: handle_urgent does not want to" in reasons[0]

@@ -16,10 +16,9 @@ from pyspark.sql import SparkSession
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
+from spark_bridge.subtask import SplitReader
 from tests.spark.actions import coordinated
 from tests.spark.operators import Listening
-from tests.spark.recorder import Recorder
 from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
@@ -99,70 +98,6 @@ def test_a_barrier_stage_takes_a_subtask(spark: SparkSession) -> None:
         rdd = spark.sparkContext.parallelize(range(2), 2).barrier()
         results = sorted(rdd.mapPartitions(job.handle.subtask(Listening)).collect())
     assert [received for _, _, received in results] == [["hello"], ["hello"]]
-
-
-class FirstLifeFails(Recorder):
-    """Lets a subtask raise once all are ready, and ends all of them after the reset."""
-
-    async def subtask_ready(self, subtask: int, gateway: Any) -> None:
-        await super().subtask_ready(subtask, gateway)
-        if self.named("reset_to_checkpoint"):
-            await gateway.send_event("hello")
-            await gateway.send_event("stop")
-        elif len(self.gateways) == 2:
-            await self.gateways[0].send_event("raise")
-
-
-def test_one_failed_task_of_a_barrier_stage_is_a_global_failover(spark: SparkSession) -> None:
-    """H15: every live attempt is reported failed, then one reset of the coordinator, and no reset of a subtask.
-
-    A shuffle follows, because Spark retries a barrier stage only if none of it is committed yet.
-    """
-    script = FirstLifeFails()
-    with coordinated(spark, script, 2) as job:
-        rdd = spark.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(job.handle.subtask(Listening))
-        results = sorted(rdd.keyBy(lambda row: row[0]).partitionBy(2).values().collect())
-    assert [received for _, _, received in results] == [["hello"], ["hello"]]
-    story = script.named("ready", "failed", "reset", "reset_to_checkpoint")
-    assert not [callback for callback in story if callback[0] == "reset"]
-    at = story.index(("reset_to_checkpoint", -1, None))
-    assert {callback[:2] for callback in story[:at] if callback[0] == "failed"} == {("failed", 0), ("failed", 1)}
-    assert [callback[0] for callback in story[at + 1 :]] == ["ready", "ready"]
-
-
-def test_a_request_gets_its_answer(spark: SparkSession) -> None:
-    """H33."""
-    recorder = Recorder()
-    with coordinated(spark, recorder) as job:
-        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(job.handle.subtask(Asking))
-        assert rdd.collect() == [[["question", 7], "answered"]]
-
-
-class Asking(SubtaskOperator):
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        yield self.context.request(["question", 7])
-
-
-def test_two_operators_in_one_stage_have_a_coordinator_each(spark: SparkSession) -> None:
-    with Sidecar(spark) as sidecar:
-        first = sidecar.coordinate("first", source(), parallelism=2)
-        second = sidecar.coordinate("second", Script({}, ["hello", "stop"]), parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(first.subtask(Squares))
-        results = sorted(rdd.mapPartitions(second.subtask(Listening)).collect())
-    assert [received for _, _, received in results] == [["hello"], ["hello"]]
-
-
-async def test_the_sidecar_runs_on_the_callers_loop_too_and_again_after_it_was_left(spark: SparkSession) -> None:
-    async with Sidecar(spark):
-        pass
-    async with Sidecar(spark) as sidecar:
-        squares = await sidecar.coordinate("squares", source(), parallelism=2)
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
-        rows = await anyio.to_thread.run_sync(rdd.collect)
-    assert sorted(rows) == [n * n for n in SPLITS]
 
 
 def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:

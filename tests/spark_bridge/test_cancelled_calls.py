@@ -520,6 +520,8 @@ async def test_failed_run_is_repeated_unless_the_context_has_stopped(stopped: bo
     loop = asyncio.get_running_loop()
     async with SidecarRuntime(driver, SidecarConfig()) as runtime:
         await runtime.coordinate("a", Failing, parallelism=1)
+        with pytest.raises(SidecarError, match="'unknown' is not coordinated here"):
+            await runtime.run(lambda: calls.append(1), operators=["unknown"])
 
         async def fail_the_run() -> None:
             await runtime.request("a", "fail")

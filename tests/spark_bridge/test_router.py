@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from actors.coordination.engine.messages import AttachConnection, ConnectionClosed, MessagesArrived
 from protocol.ids import ExecutionAttempt
 from protocol.wire.keys import identity_of
@@ -118,18 +120,11 @@ def test_messages_of_an_ended_attempt_are_dropped_and_counted() -> None:  # H3
     assert scene.router.gateway_count == 0
 
 
-def test_a_peer_that_sends_before_it_registers_is_disconnected() -> None:  # H62
+@pytest.mark.parametrize("sent", [(CONFIRM,), (REGISTER, CONFIRM)])
+def test_a_peer_that_sends_before_it_has_an_answer_is_disconnected(sent: tuple[Any, ...]) -> None:  # H62
     scene = Scene()
     line = scene.line(1)
-    scene.say(line, CONFIRM)
-    assert line.closed
-    assert scene.bridge.messages == []
-
-
-def test_a_peer_that_registers_and_does_not_wait_for_the_answer_is_disconnected() -> None:  # H62
-    scene = Scene()
-    line = scene.line(1)
-    scene.say(line, REGISTER, CONFIRM)
+    scene.say(line, *sent)
     assert line.closed
     assert scene.bridge.messages == []
 

@@ -16,10 +16,8 @@ from structlog.testing import capture_logs
 
 from protocol.wire.codec import encode_message
 from protocol.wire.messages import AttemptEnded, Confirm, UpMessage
-from spark_bridge.common.certificates import encryption
 from spark_bridge.server.connection import LIGHT, READ_BYTES_MAX, SHARE, Connection
-from tests.fuzz.line import Line
-from tests.spark_bridge.test_server import CONFIG, KEY, KEYS, NONCE, RunningServer, a_running_server
+from tests.spark_bridge.test_server import CONFIG, RunningServer, a_running_server
 
 FLOOD = 1000
 
@@ -132,6 +130,7 @@ async def test_what_came_before_a_reset_is_handed_over() -> None:  # H24
 
 
 async def test_close_drops_the_backlog_and_lets_the_last_message_leave() -> None:
+    # Closing a socket with unread bytes would reset it, and the last message could be lost.
     async with a_running_server(replace(CONFIG, close_timeout_s=10_000.0)) as running:
         peer = await running.a_task()
 
@@ -189,25 +188,6 @@ async def test_a_bad_frame_in_a_later_share_ends_that_connection_only() -> None:
         await running.handler.until(lambda: len(those_of(running, 2)) == FLOOD and bool(running.handler.reasons))
         assert "not msgpack" in running.handler.reasons[0]
         assert FLOOD - SHARE <= len(those_of(running, 1)) <= FLOOD
-
-
-# --- encrypted -------------------------------------------------------------------------------------------------
-
-
-async def test_encrypted_floods_take_turns_and_each_keeps_its_order() -> None:  # H22, H65, H77
-    made = encryption(True, KEYS)
-    assert made.certificate_sha256 is not None
-    async with a_running_server(replace(CONFIG, tls=made.context)) as running:
-        lines = [await Line.open(running.server.address, made.certificate_sha256) for _ in range(2)]
-        for line in lines:
-            await line.greet(KEY, NONCE)
-        for task, line in enumerate(lines):
-            await line.send(flood(task))
-        await running.handler.until(lambda: len(running.handler.messages) == 2 * FLOOD)
-        assert those_of(running, 0) == those_of(running, 1) == list(range(FLOOD))
-        assert max(running.handler.batches) <= SHARE
-        for line in lines:
-            await line.close()
 
 
 @pytest.mark.parametrize("count", [LIGHT + 1, SHARE, SHARE + 1])

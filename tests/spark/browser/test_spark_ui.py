@@ -13,11 +13,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import structlog.testing
 from pyspark.sql import SparkSession
@@ -26,7 +23,6 @@ from headgate import OperatorCoordinator, Sidecar, SidecarConfig, SubtaskContext
 from spark_bridge.bridge import jvm_classes
 from spark_bridge.observability import spark_ui
 from tests.browser.fixtures import NewVisit, Visit
-from tests.browser.test_page import WIDTHS
 from tests.spark.actions import Action, one_task_each
 from tests.spark.conftest import SparkOn
 from tests.spark.operators import Listening
@@ -187,37 +183,6 @@ def test_a_stuck_subtask_turns_red_and_the_page_says_who_waits_for_whom(spark: S
         seen.until("!document.querySelector('.hg-diagnosis').textContent.includes('Subtask 0 has waited')")
         seen.close()
         action.result()
-
-
-@pytest.mark.long
-def test_axe_and_the_keyboard_in_sparks_frame(spark: SparkSession, visit: NewVisit) -> None:
-    coordinator = Script({}, [])
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("crawl", coordinator, parallelism=2)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
-        until_attached(spark)
-        seen = visit(address(spark) + "/jobs/", color_scheme="light")
-        press_until(seen, "Headgate")
-        seen.until("document.querySelector('.hg-ready')?.textContent === '2 of 2 ready'")
-        assert seen.violations("#headgate") == []
-        press_until(seen, "crawl")
-        seen.until("document.querySelector('.hg-map') !== null")
-        assert seen.violations("#headgate") == []
-        press_until(seen, "All operators")
-        seen.until("document.querySelector('.hg-card') !== null")
-        seen.close()
-        coordinator.say(["stop"])
-        action.result()
-
-
-def press_until(seen: Visit, link: str) -> None:
-    """Press Tab until a link has the focus, then Enter."""
-    for _ in range(60):
-        seen.page.keyboard.press("Tab")
-        if seen.page.evaluate("document.activeElement.textContent.trim()") == link:
-            seen.page.keyboard.press("Enter")
-            return
-    raise AssertionError(f"the keyboard does not reach {link!r}")
 
 
 @pytest.mark.long
@@ -396,70 +361,3 @@ def test_the_status_server_shows_the_same_page(spark_on: SparkOn, visit: NewVisi
         seen.close()
         coordinator.say(["stop"])
         action.result()
-
-
-class CountsAnything(SubtaskOperator):
-    """Counts with hostile names and numbers, and fails once with a long text."""
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        context = self.context
-        if context.subtask == 0 and context.attempt == 0:
-            raise ValueError(HOSTILE + "\x1b[2J\0\ud800" + "x" * 10_000_000)
-        for name, number in HOSTILE_COUNTS.items():
-            context.count(name, number)
-        context.observe("w" * 200, -0.0)
-        yield from records
-        while not context.wait_for_event(timeout_s=0.1):
-            context.count("an integer and a float", 1.5)  # what is counted is reported with a later count
-
-
-HOSTILE_COUNTS: dict[str, Any] = {
-    HOSTILE: 1,
-    "\x1b]0;owned\x07\x1b[2J\0\u202e": np.int64(2**62),
-    "n" * 200: 2**4095,
-    "above all floats": 1.7e308,
-    "an integer and a float": 10**400,
-    "-0.0": -0.0,
-    "a Decimal": Decimal("1.5"),
-}
-
-
-@pytest.mark.long
-def test_hostile_counters_of_a_real_job_are_shown_in_the_tab_and_on_the_status_page(
-    spark: SparkSession, visit: NewVisit, tmp_path: Path
-) -> None:  # H156
-    coordinator = Script({}, [])
-    with Sidecar(spark, SidecarConfig(watching=Watching(status_port=0))) as sidecar:
-        handle = sidecar.coordinate("n" * 256, coordinator, parallelism=2)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(CountsAnything)).collect)
-        until_attached(spark)
-        assert sidecar.status_address is not None
-        host, port = sidecar.status_address
-        for place, url in (("tab", address(spark) + "/headgate/"), ("page", f"http://{host}:{port}/")):
-            seen = visit(url)
-            seen.until("document.querySelector('.hg-card') !== null")
-            assert seen.page.evaluate(WIDTHS) == []
-            seen.page.locator(".hg-card a").first.click()
-            seen.until(
-                f"document.querySelectorAll('[aria-label=Counters] tbody tr').length === {len(HOSTILE_COUNTS) + 1}"
-            )
-            seen.until("document.querySelectorAll('.hg-timeline path.hg-life-failed').length === 1")
-            for of_both_tasks in (2 * 2**4095, 2 * int(1.7e308)):
-                seen.until(f"document.querySelector('[aria-label=Counters]').textContent.includes('{of_both_tasks:,}')")
-            seen.page.screenshot(path=tmp_path / f"{place}.png", full_page=True)
-            counters = seen.page.get_by_label("Counters").inner_text()
-            assert HOSTILE in counters
-            assert "∞" not in counters
-            assert "NaN" not in counters
-            assert seen.page.evaluate(WIDTHS) == []
-            assert seen.page.evaluate("window.taken") is None
-            assert seen.page.locator("#headgate script, #headgate img").count() == 0
-            taken_at = seen.page.locator(".hg-bar dd").nth(1).inner_text()
-            seen.until(f"document.querySelectorAll('.hg-bar dd')[1].textContent !== '{taken_at}'")
-            seen.close()
-        coordinator.say(["go on"])
-        action.result()
-        assert isinstance(handle.counters()["an integer and a float"], int)

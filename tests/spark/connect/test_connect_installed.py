@@ -8,9 +8,7 @@ import io
 import re
 import secrets
 import socket
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headgate import Addresses, Sidecar, SidecarConfig
-from protocol.facts import StageSubmitted, TaskEnded, TaskStarted
 from protocol.wire.keys import Holder, KeyRing, Purpose
 from spark_bridge import command
-from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect import driver
 from spark_bridge.connect import relay as connect_relay
@@ -32,13 +28,13 @@ from spark_bridge.standalone.secret_file import read_secret
 from tests.spark.connect import strict_server
 from tests.spark.connect.attached_keys import keys_around
 from tests.spark.connect.beside import run_through_a_kill
-from tests.spark.connect.conftest import SHOWING, WAIT_S
+from tests.spark.connect.conftest import SHOWING
 from tests.spark.connect.foreign_jobs import (
     InAnothersName,
     another_clients_job_cannot_be_told_from_none,
     sessions_that_follow_have_their_own_relays,
 )
-from tests.spark.connect.jobs import DieOnce, Numbers, read
+from tests.spark.connect.jobs import Numbers, read
 from tests.spark.connect.secrets_in_texts import found_in, texts_of
 from tests.spark.connect.server import ConnectServer
 from tests.spark.faults.own_process import SidecarProgram, attach
@@ -85,37 +81,6 @@ def configs(folder: Path) -> list[SidecarConfig]:
     ]
 
 
-def test_two_clients_with_the_same_operator_name_hear_only_about_their_jobs(
-    server: ConnectServer, configs: list[SidecarConfig]
-) -> None:
-    """Both run at the same time, each with its own secret; a task of the second dies, and the first is not told."""
-    together = threading.Barrier(2, timeout=WAIT_S)
-    coordinators = [Numbers(range(8)), Numbers(range(100, 108), DieOnce(103))]
-    sessions = [server.session(), server.session()]
-
-    def client(index: int) -> tuple[list[int], set[int]]:
-        with Sidecar(sessions[index], configs[index]) as sidecar:
-            assert sidecar.status().tls == (index == 1)
-            facts = facts_heard_by(sidecar)
-            handle = sidecar.coordinate("numbers", lambda: coordinators[index], parallelism=1)
-            together.wait()
-            rows = sidecar.run(lambda: read(sessions[index], handle))
-            together.wait()  # both have run, so all facts of the other one could have come
-            return rows, {fact.stage_id for fact in facts if isinstance(fact, StageSubmitted | TaskStarted | TaskEnded)}
-
-    with ThreadPoolExecutor(2) as clients:
-        results = list(clients.map(client, range(2)))
-    for session in sessions:
-        session.stop()
-
-    assert [rows for rows, _ in results] == [list(range(8)), list(range(100, 108))]
-    assert [coordinator.lost for coordinator in coordinators] == [[], ["FAILED"]]
-    (_, of_first), (_, of_second) = results
-    assert of_first
-    assert of_second
-    assert of_first.isdisjoint(of_second)
-
-
 def test_a_client_neither_learns_of_the_jobs_of_another_one_nor_commands_them(
     server: ConnectServer, configs: list[SidecarConfig]
 ) -> None:
@@ -148,21 +113,6 @@ def test_a_client_whose_jobs_bear_the_name_of_another_session_gets_no_relay_for_
             listener.accept()
     for session in (anns, bobs):
         session.stop()
-
-
-def facts_heard_by(sidecar: Sidecar) -> list[object]:
-    """What Spark tells this sidecar from now on."""
-    relay = sidecar._entered()[1]._relay
-    assert isinstance(relay, ConnectRelay)
-    facts: list[object] = []
-    pass_on = relay._server._on_fact
-
-    def hear(relayed: RelayedFact) -> None:
-        facts.append(relayed.fact)
-        pass_on(relayed)
-
-    relay._server._on_fact = hear
-    return facts
 
 
 def test_no_secret_is_in_anything_that_the_server_shows_or_writes(
@@ -279,18 +229,6 @@ def test_a_server_that_forbids_java_functions_serves_its_installed_relay(
         with Sidecar(session, configs[0]) as sidecar:
             handle = sidecar.coordinate("numbers", lambda: Numbers(range(4)), parallelism=1)
             assert read(session, handle) == list(range(4))
-        session.stop()
-
-
-def test_a_server_that_forbids_artifacts_and_has_no_headgate_is_refused_with_both_ways_out(
-    server: ConnectServer, configs: list[SidecarConfig]
-) -> None:
-    """Before any job, by the look at an executor."""
-    with strict_server.strict(server.port, strict_server.artifacts) as url:
-        session = SparkSession.Builder().remote(url).create()
-        with pytest.raises(ConnectRefused, match=r"refused the artifact headgate-.*allow artifacts, or `pip install"):
-            with Sidecar(session, configs[0]):
-                pass
         session.stop()
 
 

@@ -18,7 +18,6 @@ import pytest
 from examples.connect_client import sum_although_the_server_ends, sum_of_squares
 from headgate import (
     NO_RESTART,
-    Addresses,
     FixedDelay,
     Sidecar,
     SidecarConfig,
@@ -27,7 +26,6 @@ from headgate import (
     run_across_sessions,
 )
 from headgate.errors import RestartsExhausted
-from spark_bridge.command import main
 from spark_bridge.common.errors import ConnectRefused, ServerLost
 from spark_bridge.connect.relay import ConnectRelay
 from tests.release.pythons import find_python
@@ -142,14 +140,6 @@ def test_a_relay_that_is_cut_off_for_longer_than_its_lease_ends_the_run(server: 
 def test_the_example_runs_after_all_that(server: ConnectServer, session: Any) -> None:
     assert sum_of_squares(session) == 285
     assert sum_although_the_server_ends(server.url, SidecarConfig()) == 285
-
-
-def test_a_server_without_the_relay_is_refused_if_a_secret_is_given(session: Any, tmp_path: Path) -> None:
-    assert main(["connect-server", str(tmp_path), "--new-client", str(tmp_path / "client")]) == 0
-
-    with pytest.raises(ConnectRefused, match="no relay is installed on the Spark Connect server: start it with --conf"):
-        with Sidecar(session, SidecarConfig(addresses=Addresses(relay_secret_file=tmp_path / "client"))):
-            pass
 
 
 def test_a_sidecar_beside_the_server_serves_a_client_that_nobody_can_reach(

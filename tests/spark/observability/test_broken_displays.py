@@ -101,20 +101,6 @@ def test_a_job_goes_on_while_all_its_displays_are_broken(
     assert not [line for line in lines if line["log_level"] == "error"]
 
 
-def test_a_sidecar_begins_and_works_if_no_display_can_be_opened(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:  # H155
-    for module in (spark_ui, spark_metrics, event_log):
-        monkeypatch.setattr(module, "_source", lambda: "public class Broken {")
-    opened = DISPLAYS - {"progress"}
-    with capture_logs() as lines, Sidecar(spark) as sidecar:
-        failures = jobs_go_on(spark, sidecar, "crawl", opened)
-    assert failures == dict.fromkeys(opened, 1), "none is tried again"
-    failed = [line for line in lines if line["event"] == FAILED]
-    assert sorted(line["display"] for line in failed) == sorted(opened)
-    assert all("CompileException" in line["error"] for line in failed)
-
-
 def handlers(spark: SparkSession) -> list[str]:
     """The paths of everything that is attached to Spark's UI."""
     all_of_them = spark.sparkContext._jsc.sc().ui().get().getHandlers()

@@ -37,7 +37,7 @@ from headgate import (
 from headgate.errors import CheckpointFailed
 from tests.spark.actions import Action, one_task_each
 from tests.spark.faults.network import Line
-from tests.spark.operators import Listening
+from tests.spark.operators import Asking, Listening
 from tests.spark.script import Script
 from tests.spark_bridge.storage.checkpoints import HookedFileSystem, hooked
 
@@ -68,17 +68,6 @@ def nothing_waits(sidecar: Sidecar) -> bool:
     """Whether nothing is said, except that the machine is too busy for the sidecar's loop."""
     blocked = "the sidecar's event loop was blocked"
     return all(sentence.startswith(blocked) for sentence in sidecar.explain(waiting_s=WAITING_S))
-
-
-class Asking(SubtaskOperator):
-    """Asks the coordinator one question."""
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
-
-    def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        yield from records
-        yield self.context.request("a question")
 
 
 class Slow(OperatorCoordinator):
@@ -265,23 +254,6 @@ def test_a_checkpoint_waits_for_the_coordinators_own_snapshot(spark: SparkSessio
         until_said(sidecar, "the coordinator of 'op' has been in checkpoint_coordinator.*")
         slow.let(sidecar)
         assert checkpoint.result() >= 0
-
-
-def test_a_checkpoint_waits_for_several_subtasks(spark: SparkSession, tmp_path: Path) -> None:
-    file = tmp_path / "go on"
-    with Sidecar(spark) as sidecar:
-        handle = sidecar.coordinate("op", OperatorCoordinator, parallelism=2, mode="streaming", checkpoint=HELD)
-        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Computing, str(file))).collect)
-        until_computing(file, 2)
-        checkpoint = Action(lambda: sidecar.checkpoint("op"))
-        until_said(
-            sidecar,
-            r"checkpoint \d+ of 'op' waits for subtasks 0, 1, which have computed for \d+ s without looking at their "
-            "mailboxes",
-        )
-        file.touch()
-        checkpoint.result()
-        action.result()
 
 
 def test_a_checkpoint_waits_for_the_coordinators_snapshot_of_an_earlier_one(spark: SparkSession) -> None:

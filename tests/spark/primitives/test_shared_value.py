@@ -109,39 +109,3 @@ def test_a_new_worker_reads_what_another_one_of_its_executor_has_fetched(spark: 
         assert job.statistics()["parts"]["model"]["events_sent"] == sent + 4, (
             "an offer for each of four attempts, and no chunk"
         )
-
-
-@pytest.mark.long
-def test_a_streaming_query_sees_new_rules_in_its_next_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """The live rules of a query, in a few lines: no coordinator class, nothing kept by hand."""
-    with Sidecar(spark) as sidecar:
-        rules = sidecar.shared("rules", {"divisor": 2})
-        job = sidecar.coordinate("keep", parallelism=2, uses=[rules])
-
-        def keep(context: SubtaskContext, frames: Iterator[Any]) -> Iterator[Any]:
-            for frame in frames:
-                kept = frame[frame["value"] % rules.get()["divisor"] == 0]
-                context.count("kept", len(kept))
-                yield kept.assign(divisor=rules.get()["divisor"])[["value", "divisor"]]
-
-        numbers = spark.readStream.format("rate").option("rowsPerSecond", 40).option("numPartitions", 2).load()
-        kept = numbers.select("value").mapInPandas(job.subtask(keep), "value long, divisor long")
-        query = (
-            kept.writeStream.format("memory")
-            .queryName("kept")
-            .option("checkpointLocation", str(tmp_path))
-            .trigger(processingTime="500 milliseconds")
-            .start()
-        )
-        try:
-            for divisor in (2, 5):
-                rules.set({"divisor": divisor})
-                while spark.sql(f"select 1 from kept where divisor = {divisor}").count() < 3:
-                    assert query.exception() is None
-                    time.sleep(0.2)
-        finally:
-            query.stop()
-        rows = [tuple(row) for row in spark.sql("select value, divisor from kept").collect()]
-    assert len({value for value, _ in rows}) == len(rows)
-    assert all(value % divisor == 0 for value, divisor in rows)
-    assert {divisor for _, divisor in rows} == {2, 5}

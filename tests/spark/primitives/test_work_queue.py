@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The work queue on a real Spark: processes are killed, more tasks than slots, a second action, a lost shuffle."""
+"""The work queue on a real Spark: processes are killed, more tasks than slots, a second action."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headgate import CheckpointConfig, FixedDelay, Sidecar, SubtaskContext, SubtaskOperator, WorkQueue
-from tests.spark.conftest import SparkOn
 
 pytestmark = pytest.mark.spark
 
@@ -109,27 +108,3 @@ def test_an_input_in_fewer_partitions_fails_if_a_checkpoint_has_items_for_the_ot
         ):
             run(job.subtask(crawl(queue, 1, {})), 1)
         assert sorted(run(job.subtask(crawl(queue, 1, {})), 2)) == ["a", "b"]
-
-
-@pytest.mark.long
-def test_a_lost_shuffle_output_is_computed_from_the_same_items(spark_on: SparkOn, tmp_path: Path) -> None:
-    """H56: Spark joins the recomputed partition with what it has kept of the others."""
-    spark = spark_on("local-cluster[2,1,1024]", spark_task_maxFailures="4")
-    with Sidecar(spark) as sidecar:
-        queue = sidecar.work_queue("tree", ["r"])
-        job = sidecar.coordinate("crawl", parallelism=2, uses=[queue])
-        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(job.subtask(crawl(queue, 6, {})))
-        killed = tmp_path / "killed"
-
-        def kill_an_executor(items: Iterable[str]) -> Iterator[str]:
-            found = list(items)
-            try:
-                killed.touch(exist_ok=False)
-            except FileExistsError:
-                yield from found
-            else:
-                os.kill(int(Path(f"/proc/{os.getppid()}/stat").read_text().split()[3]), signal.SIGKILL)
-
-        shuffled = rdd.map(lambda item: (item, 1)).groupByKey(2).keys().mapPartitions(kill_an_executor)
-        assert sorted(sidecar.run(shuffled.collect)) == names(6)
-        assert killed.exists()

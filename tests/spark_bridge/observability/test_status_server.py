@@ -218,10 +218,6 @@ def test_an_invalid_port_is_refused(port: Any) -> None:
         SidecarConfig(watching=Watching(status_port=port))
 
 
-def test_the_token_is_not_shown_with_the_settings() -> None:
-    assert TOKEN not in repr(SidecarConfig(watching=Watching(status_token=TOKEN)))
-
-
 def test_the_command_takes_the_token_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

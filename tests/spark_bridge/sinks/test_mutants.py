@@ -18,18 +18,15 @@ OF_THE_PATTERN = catalogue(r"""
 committed-when-listed [new; H140]
   What is prepared is committed when its list arrives, before any checkpoint completes.
   @ spark_bridge.sinks.two_phase.ledger:SinkLedger.listed
-  - if again or
-  + if True or
+  ~ if again or => if True or
 state-not-committed-again [new; H52]
   A restored state's parts are taken as committed, although the driver may have died before that.
   @ spark_bridge.sinks.two_phase.driver:SinkCommits.restore
-  - self._gather.restore(checkpoint_id, due, expected)
-  + self._gather.restore(checkpoint_id, [], expected)
+  ~ self._gather.restore(checkpoint_id, due, expected) => self._gather.restore(checkpoint_id, [], expected)
 destroyed-in-doubt [new; H64]
   What a reset leaves behind is destroyed while an aborted checkpoint that needs it may still be restored.
   @ spark_bridge.sinks.two_phase.driver:SinkCommits._destroy
-  - if in_doubt:
-  + if False:
+  F if in_doubt:
 half-a-checkpoint [new; H141]
   An atomic sink commits what is known of a checkpoint, and the rest when it comes.
   @ spark_bridge.sinks.two_phase.ledger:WholeCheckpoints.take
@@ -38,8 +35,7 @@ half-a-checkpoint [new; H141]
 waiting-not-in-state [new; H141]
   What waits for the rest of its checkpoint is missing from the state of the next one.
   @ spark_bridge.sinks.two_phase.driver:SinkCommits.snapshot
-  - self._gather.held
-  + []
+  ~ self._gather.held => []
 last-list-not-covered [new; H141]
   What an operator lists at its end waits for the next checkpoint, although a snapshot holds it.
   @ spark_bridge.sinks.two_phase.ledger:WholeCheckpoints.covering
@@ -49,20 +45,16 @@ orphans-of-dead-drivers [new; H140]
   What a dead driver's tasks have prepared after the restored checkpoint stays forever.
   @ spark_bridge.sinks.two_phase.driver:SinkCommits.start
   - await self._sweep(self._ledger.parts_of_earlier_applications)
-  + pass
   @ spark_bridge.sinks.two_phase.driver:SinkCommits.complete
-  - if self._ledger.nothing_held:
-  + if False:
+  F if self._ledger.nothing_held:
 held-parts-are-no-orphans [new; H52 H64]
   A new driver destroys all that it finds prepared, even if a list of it may still arrive.
   @ spark_bridge.sinks.two_phase.ledger:SinkLedger.parts_of_earlier_applications
-  - if part.after >= self._completed
-  + if True
+  ~ if part.after >= self._completed => if True
 listed-outside-the-snapshot [new; H31]
   The list of what was prepared does not travel with the snapshot if it is the first one.
   @ spark_bridge.sinks.two_phase.task:TwoPhaseSinkOperator.snapshot_state
-  - self._names.prepared_for(checkpoint_id)
-  + self._names.prepared_for(checkpoint_id); committables = committables[1:]
+  ~ self._names.prepared_for(checkpoint_id) => self._names.prepared_for(checkpoint_id); committables = committables[1:]
 """)
 OF_A_SINK = catalogue(r"""
 postgres-rows-before-ledger [new; H64]
@@ -73,13 +65,11 @@ postgres-rows-before-ledger [new; H64]
 postgres-no-ledger-in-prepared [new; H64]
   A prepared transaction does not change the ledger, so one that was committed before is taken for lost.
   @ spark_bridge.sinks.postgres.task:PostgresWriter.prepare
-  - (self._context.sink, part.writer, part.number)
-  + (self._context.sink, part.writer, -2 - part.number)
+  ~ (self._context.sink, part.writer, part.number) => (self._context.sink, part.writer, -2 - part.number)
 iceberg-replay-not-recognised [new; H64]
   A file is added again if its commit is repeated.
   @ spark_bridge.sinks.parquet.driver:ParquetCommitter._uncommitted
-  - if part.number > numbers.get(part.writer, -1)
-  + if True
+  ~ if part.number > numbers.get(part.writer, -1) => if True
 delta-strangers-files [new; H83]
   The files of another sink of the same table are taken for orphans.
   @ spark_bridge.sinks.parquet.folder:DataFolder.noted
@@ -88,8 +78,7 @@ delta-strangers-files [new; H83]
 iceberg-rebases-blindly [pyiceberg 0.12 retries by itself; H64]
   A commit that met a conflict is put on top of it, even if the other one was the same.
   @ spark_bridge.sinks.iceberg.driver:IcebergCommitter.load
-  - = "0"
-  + = "4"
+  ~ = "0" => = "4"
 """)
 CAUGHT_BY = {
     "postgres-rows-before-ledger": ("postgres staged", "the driver dies before a line"),

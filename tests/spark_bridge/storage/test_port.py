@@ -21,13 +21,12 @@ from spark_bridge.storage import (
     MemoryStorage,
     Storage,
     StorageError,
-    StorageFenced,
     StorageSession,
     WriteOptions,
     read_file,
 )
 from spark_bridge.storage.port import PendingWrite, StoragePort, WriteStopped
-from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, failing, hooked
+from tests.spark_bridge.storage.checkpoints import a_checkpoint, failing, hooked
 
 STREAMING = RestoreMode.STREAMING
 
@@ -141,21 +140,6 @@ async def test_an_error_in_the_body_of_a_session_comes_out_as_it_is(storage: Sto
     with pytest.raises(LookupError, match="mine"):
         async with StorageSession(storage):
             raise LookupError("mine")
-
-
-async def test_an_unusable_directory_keeps_a_session_from_starting(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="cannot make the directory"):
-        async with StorageSession(CheckpointStorage(tmp_path / "file")):
-            pytest.fail("it began")
-
-
-async def test_a_fenced_session_can_store_no_more(tmp_path: Path) -> None:
-    async with StorageSession(CheckpointStorage(tmp_path)) as session:
-        port = session.port("words", STREAMING)
-        a_prepared_storage(tmp_path)
-        with pytest.raises(StorageFenced):
-            await port.store(a_checkpoint(port.next_checkpoint_id()))
 
 
 @asynccontextmanager

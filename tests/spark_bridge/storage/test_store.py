@@ -5,10 +5,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +23,6 @@ from tests.spark_bridge.storage.checkpoints import (
     names_in,
     overwrite,
 )
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def ids_of(storage: CheckpointStorage, operator_id: str = "words") -> list[int]:
@@ -177,38 +172,6 @@ def test_one_that_is_stored_but_whose_fence_cannot_be_seen_stays_in_doubt(hooked
     assert CheckpointStorage(hooked_url).latest("words") == a_checkpoint(new)
     storage.discard("words", new)
     assert CheckpointStorage(hooked_url).latest("words") == a_checkpoint(ids[0])
-
-
-FULL_DISK = """
-import resource, sys
-from spark_bridge.storage import CheckpointStorage, StorageError
-from tests.spark_bridge.storage.checkpoints import a_checkpoint
-storage = CheckpointStorage(sys.argv[1])
-storage.prepare()
-small, large = storage.reserve_ids(2)
-storage.store("words", a_checkpoint(small))
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-try:
-    storage.store("words", a_checkpoint(large, state=bytes(1_000_000)))
-except StorageError as error:
-    print(error)
-assert storage.latest("words") == a_checkpoint(small)
-"""
-
-
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="the system cannot limit the size of a file")
-def test_a_local_write_that_breaks_off_in_the_middle_leaves_nothing(tmp_path: Path) -> None:  # H50
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "File too large" in done.stdout
-    assert [name for name in os.listdir(tmp_path / "words") if not name.startswith("void-2-")] == ["checkpoint-1.hgc"]
 
 
 def test_an_unprepared_storage_raises(tmp_path: Path) -> None:

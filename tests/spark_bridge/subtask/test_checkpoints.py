@@ -74,7 +74,7 @@ def test_a_task_that_computes_closes_immediately_and_snapshots_at_its_next_recor
     assert operator.calls == [("open", None)]
     operator.go_on.set()
     acknowledged = connection.next_item(CheckpointAcknowledged)
-    assert (acknowledged.checkpoint_id, acknowledged.events_sent) == (6, (1,))
+    assert (acknowledged.checkpoint_id, acknowledged.state, acknowledged.events_sent) == (6, b"state at 6", (1,))
     peer.finish(task)
     assert operator.calls[:4] == [("open", None), 1, ("snapshot", 6), 2]
 

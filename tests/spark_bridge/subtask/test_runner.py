@@ -18,7 +18,6 @@ from protocol.wire.messages import (
     AttemptEnded,
     CheckpointAborted,
     CheckpointAcknowledged,
-    CheckpointCompleted,
     CheckpointDeclined,
     EventMessage,
     Finished,
@@ -61,25 +60,6 @@ def test_a_task_registers_opens_yields_its_records_and_says_goodbye(peer: Peer) 
     assert (operator.context.attempt, operator.context.checkpoint_id) == (3, 8)
 
 
-def test_an_event_reaches_the_operator_and_is_confirmed(peer: Peer) -> None:  # H23
-    task, connection = peer.run(EventSource)
-    connection.send_events(1, {"split": "a"}, "end")
-    assert peer.finish(task) == [{"split": "a"}]
-
-
-def test_events_of_the_operator_arrive_in_order(peer: Peer) -> None:  # H30
-    def send(context: SubtaskContext) -> str:
-        for number in range(50):
-            context.send_event(number)
-        return "sent"
-
-    task, connection = peer.run(Calling(send))
-    events = [connection.expect(EventMessage) for _ in range(50)]
-    assert [decode_event(event.payload) for event in events] == list(range(50))
-    assert [event.seq for event in events] == list(range(2, 52))
-    assert peer.finish(task) == ["sent"]
-
-
 def test_events_are_handled_before_the_next_record_in_their_order(peer: Peer) -> None:  # H22
     operator = Recorder()
     may_go_on = threading.Event()
@@ -113,23 +93,6 @@ def test_what_is_in_the_mailbox_at_the_end_is_still_handled(peer: Peer) -> None:
     may_end.set()
     peer.finish(task)
     assert ("event", "late") in operator.calls
-
-
-def test_an_event_is_confirmed_while_the_task_computes(peer: Peer) -> None:
-    # H23: the mailbox does not need the task's thread
-    stop = threading.Event()
-
-    class Busy(Recorder):
-        def process(self, records: Iterator[Any]) -> Iterator[Any]:
-            turns = 0
-            while not stop.is_set():
-                turns += 1  # pure Python, without a look at the mailbox
-            yield self.calls[1:]
-
-    task, connection = peer.run(Busy)
-    connection.send_events(1, "while busy")
-    stop.set()
-    assert peer.finish(task) == [[]]
 
 
 def test_a_task_that_passes_between_records_takes_what_has_come_itself(
@@ -305,19 +268,6 @@ def test_an_attempt_that_was_given_up_leaves_spark_time_to_kill_it(peer: Peer, m
     connection.send(AttemptEnded(TASK_ID, "superseded"))
     assert isinstance(task.error(), AttemptOver)
     assert waited == [2.5]
-
-
-def test_a_snapshot_is_taken_at_the_barrier_and_acknowledged(peer: Peer) -> None:  # H40
-    operator = EventSource()
-    task, connection = peer.run(operator)
-    connection.close_for(1, 6)
-    connection.send(connection.event(2, "before"), barrier(3, 6, 2))
-    acknowledged = connection.next_item(CheckpointAcknowledged)
-    assert (acknowledged.checkpoint_id, acknowledged.state) == (6, b"state at 6")
-    connection.send(CheckpointCompleted(TASK_ID, 4, 6), connection.event(5, "end"))
-    connection.finish()
-    task.outputs()
-    assert operator.calls[1:5] == [("event", "before"), ("snapshot", 6), ("complete", 6), ("event", "end")]
 
 
 def test_restored_requests_leave_as_requests_and_the_operator_can_see_them(peer: Peer) -> None:  # H73, H31, H52

@@ -115,20 +115,6 @@ def test_no_event_that_was_sent_later_is_handled_before_an_urgent_one_begins(pee
     assert operator.calls.index(("urgent", 2)) < operator.calls.index(("event", "later"))
 
 
-def test_each_comes_once_and_in_order_over_a_broken_connection(peer: Peer) -> None:  # H91, H24
-    seen: queue.Queue[Any] = queue.Queue()
-    operator = Steered(lambda context: [seen.get(timeout=PATIENCE_S) for _ in range(3)], seen.put)
-    task, connection = peer.run(operator)
-    send_urgent(connection, 1, 1)
-    send_urgent(connection, 2, 2)
-    connection.close()
-    connection, resume = peer.resume(1)
-    assert resume.received_seq == 2
-    connection.send(urgent(2, 2), urgent(3, 3))
-    assert peer.finish(task) == [[1, 2, 3]]
-    assert seen.empty()
-
-
 def test_snapshot_waits_for_the_handler_and_includes_what_it_did(peer: Peer) -> None:  # H92
     entered, go = threading.Event(), threading.Event()
     operator: Steered
@@ -409,36 +395,3 @@ def test_parts_of_a_chain_get_their_urgent_events(peer: Peer) -> None:  # H90, H
     task, connection = peer.run(main, parts={"part": lambda: part})
     connection.send(urgent(1, 1, part=1), urgent(2, 2))
     assert peer.finish(task) == [[("part", 1), ("main", 2)]]
-
-
-def test_chain_without_a_handler_gets_them_in_their_place(peer: Peer) -> None:  # H90, H80
-    part, main = Recorder(), EventSource()
-    task, connection = peer.run(main, parts={"part": lambda: part})
-    connection.send(urgent(1, 1, part=1), urgent(2, "a"), connection.event(3, "end"))
-    assert peer.finish(task) == ["a"]
-    assert ("event", 1) in part.calls
-
-
-def test_part_without_a_handler_next_to_one_that_has_it_gets_them_in_their_place(peer: Peer) -> None:  # H90, H80
-    def body(context: SubtaskContext) -> None:
-        handled = 0
-        while handled < 3:
-            handled += context.wait_for_event()
-
-    part, main = Recorder(), Steered(body)
-    task, connection = peer.run(main, parts={"part": lambda: part})
-    connection.send(connection.event(1, "ordinary"), urgent(2, "urgent", part=1), connection.event(3, "last"))
-    peer.finish(task)
-    assert [call for call in part.calls if call[0] == "event"] == [("event", "urgent")]
-
-
-def test_operator_without_a_handler_gets_them_in_their_place_next_to_a_part_that_has_one(peer: Peer) -> None:
-    """H90, H80: adding a ready-made part changes nothing for the operator."""
-    seen: queue.Queue[Any] = queue.Queue()
-    main, part = EventSource(), Steered(lambda context: None, lambda event: seen.put(("part", event)))
-    task, connection = peer.run(main, parts={"part": lambda: part})
-    connection.send(
-        connection.event(1, "a"), urgent(2, "b"), urgent(3, 1, part=1), urgent(4, "c"), connection.event(5, "end")
-    )
-    assert peer.finish(task) == ["a", "b", "c"]
-    assert seen.get(timeout=PATIENCE_S) == ("part", 1)

@@ -48,76 +48,6 @@ def a_task(url: str, *, after: int = -1, **fields: Any) -> SinkTask:
     return SinkTask(FileSink(url), checkpoint_id=after, **fields)
 
 
-async def test_rows_become_visible_when_their_checkpoint_completes_and_not_before(url: str) -> None:
-    """H40: not when they are sealed, nor when the list arrives, nor at the next cut."""
-    committer = await a_committer(url)
-    committer.snapshot(1)
-    event = a_task(url).seal("a", 1)
-    assert visible(url) == {}
-    assert await committer.prepared(0, 0, event)
-    assert visible(url) == {}
-    assert committer.pending == 1
-    await committer.complete(1)
-    assert rows_of(visible(url)) == ["a"]
-    assert committer.pending == 0
-    await committer.complete(1)
-    assert rows_of(visible(url)) == ["a"]
-
-
-async def test_a_list_that_arrives_after_the_completion_is_published_immediately(url: str) -> None:
-    """H31: the subtask sent it before it acknowledged, but it may arrive late."""
-    committer = await a_committer(url)
-    event = a_task(url).seal("a", 1)
-    await committer.complete(1)
-    await committer.prepared(0, 0, event)
-    assert rows_of(visible(url)) == ["a"]
-
-
-async def test_rows_of_an_aborted_checkpoint_come_with_the_next_one(url: str) -> None:
-    committer = await a_committer(url)
-    await committer.prepared(0, 0, a_task(url).seal("a", 1))
-    committer.snapshot(2)
-    assert visible(url) == {}
-    await committer.complete(2)
-    assert rows_of(visible(url)) == ["a"]
-
-
-async def test_the_last_rows_of_an_operator_wait_for_the_next_cut(url: str) -> None:
-    """H47: a checkpoint whose cut lay before them does not cover them, although it completes later."""
-    committer = await a_committer(url)
-    committer.snapshot(1)
-    await committer.prepared(0, 0, a_task(url).seal("a"))
-    await committer.complete(1)
-    assert visible(url) == {}
-    committer.snapshot(2)
-    await committer.complete(2)
-    assert rows_of(visible(url)) == ["a"]
-
-
-async def test_a_new_driver_publishes_what_the_old_one_had_no_time_for(url: str) -> None:
-    """H52: from the state, and from a list that the subtask held; a second restore changes nothing."""
-    old = await a_committer(url)
-    await old.prepared(0, 0, a_task(url).seal("a", 1))
-    state = old.snapshot(2)
-    held = a_task(url, subtask=1).seal("b", 2)
-    for _ in range(2):
-        new = await a_committer(url, (2, state))
-        assert "a" in rows_of(visible(url))
-        await new.prepared(1, 0, held)
-        assert rows_of(visible(url)) == ["a", "b"]
-
-
-async def test_a_held_list_keeps_its_sender_through_another_parallelism(url: str) -> None:
-    """H52: subtask 5 no longer exists; its list comes through subtask 1 and is not lost with it."""
-    held = [a_task(url, subtask=subtask, after=0).seal(str(subtask)) for subtask in (1, 5)]
-    committer = await a_committer(url, (3, None))
-    for subtask, event in zip((1, 5), held, strict=True):
-        await committer.prepared(subtask, 0, event)
-    committer.subtask_failed(1, 0)
-    await committer.subtask_reset(1, 3)
-    assert rows_of(visible(url)) == ["1", "5"]
-
-
 async def test_a_task_cannot_list_a_file_that_another_one_wrote(url: str) -> None:
     """H83: neither under its own name, nor with the list of the other one, nor as something that it restored."""
     committer = await a_committer(url)
@@ -263,44 +193,6 @@ async def test_a_checkpoint_in_doubt_above_the_completed_one_keeps_its_files(url
     await committer.subtask_reset(0, -1)
     await committer.complete(2)
     assert len(staged(url)) == 1
-
-
-async def test_a_reset_deletes_what_the_dead_attempt_wrote_and_nothing_else(url: str) -> None:
-    """H13, H18: listed or not, sealed or open; but not what the checkpoint covers, nor its successor's parts."""
-    committer = await a_committer(url)
-    covered, lost = a_task(url), a_task(url)
-    await committer.complete(1)  # covers what `covered` sealed, although its list has not arrived yet
-    covered.write("covered")
-    covered.operator.snapshot_state(1)
-    other, successor = a_task(url, subtask=1, after=1), a_task(url, attempt=1, after=1)
-    other.seal("other subtask")
-    successor.write("successor")
-    lost.operator.snapshot_state(1)
-    await committer.prepared(0, 0, lost.seal("listed", 2))
-    lost.seal("unlisted", 3)
-    lost.write("open")
-    before = set(staged(url))
-    committer.subtask_failed(0, 0)
-    await committer.subtask_reset(0, 1)
-    gone = before - set(staged(url))
-    assert len(before) == 6
-    assert len(gone) == 3
-    assert all("-s00000-" in path and "-a00000-" in path for path in gone)
-    assert committer.pending == 0
-
-
-async def test_files_of_a_copy_that_failed_while_another_attempt_ran_never_appear(url: str) -> None:
-    """H13: there is no reset, because the other attempt goes on; both have written the same rows."""
-    committer = await a_committer(url)
-    first, copy = a_task(url), a_task(url, attempt=1)
-    await committer.prepared(0, 0, first.seal("row", 1))  # 1 is aborted, the copy begins
-    await committer.prepared(0, 1, copy.seal("row"))
-    committer.subtask_failed(0, 0)
-    state = committer.snapshot(2)
-    await committer.complete(2)
-    assert rows_of(visible(url)) == ["row"]
-    await committer.restore(2, state)
-    assert rows_of(visible(url)) == ["row"]
 
 
 async def test_a_new_run_forgets_what_the_old_one_listed_after_the_checkpoint(url: str) -> None:
