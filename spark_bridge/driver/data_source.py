@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import show
+from spark_bridge.common.arrow_types import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ def columns_of(source: Source, schema: Any) -> StructType:
 
     ``schema``: a ``StructType``, a ``pyarrow.Schema`` or Spark's text for one; None for what the source knows itself.
 
-    Raises ``ValueError`` if nobody knows them.
+    Raises ``ValueError`` if nobody knows them, or Spark has no type for one of them.
     """
     from pyspark.sql.types import StructType
 
@@ -43,7 +44,7 @@ def columns_of(source: Source, schema: Any) -> StructType:
         return parsed
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(known)
+    return from_arrow_schema(for_spark(known))
 
 
 def register_source(
