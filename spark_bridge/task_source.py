@@ -17,7 +17,15 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from spark_bridge.common.arrow_types import arrow_form, conform
-from spark_bridge.streams.task import StreamClient, batch_between, reader_of_batch
+from spark_bridge.streams.task import StreamClient, batch_between, next_of, reader_of_batch
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # Spark 4.1 takes one batch of what is new, whatever it can have
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        pass
+
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -128,7 +136,7 @@ class _BatchReader(DataSourceStreamReader):
         return _as_declared(self._task.wrapped(reader_of_batch, batch)(iter(())), self._schema)
 
 
-class _StreamReader(_BatchReader):
+class _StreamReader(_BatchReader, SupportsTriggerAvailableNow):
     """Plans in Spark's planning process, one for each start of a query. Tasks get the ``_BatchReader`` in it."""
 
     def __init__(
@@ -138,6 +146,12 @@ class _StreamReader(_BatchReader):
         self._stream = stream
         self._initial: dict[str, Any] | None = None
         self._latest: dict[str, Any] | None = None  # what Spark was told last
+        self._ends = False  # when it has read what is there at its start
+        self._target: dict[str, Any] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Spark calls it before it says where the query is, so the plan is made when it asks for the first batch."""
+        self._ends = True
 
     def initialOffset(self) -> dict[str, Any]:
         """Spark asks again and again until there is something to read: it is the same stream."""
@@ -147,6 +161,10 @@ class _StreamReader(_BatchReader):
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Spark 4.1 does not say where the query is, and asks for the end of a first batch before its beginning."""
+        if self._ends and start is not None:
+            if self._target is None:
+                self._target = self._stream.target(start)
+            return next_of(start, self._target)
         self._latest = self._stream.latest(start, self._latest)
         return self._latest
 

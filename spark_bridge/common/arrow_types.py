@@ -149,8 +149,8 @@ def _has_time() -> bool:
 def conform(batch: Any, schema: pyarrow.Schema, *, utc_is_named: bool = False) -> pyarrow.RecordBatch:
     """Return the batch or table with exactly this schema; each value is what it was.
 
-    ``utc_is_named``: whoever made ``schema`` knew times without a zone, and called them UTC. Otherwise nobody has named
-    their zone, and they are refused where the schema has one.
+    ``utc_is_named``: the user who made ``schema`` knew times without a zone, and called them UTC. Otherwise nobody has
+    named their zone, and they are refused where the schema has one.
 
     Raises ``ValueError``, which names the column, if a column is missing, or if a value would not be what it was.
     """
@@ -203,6 +203,8 @@ def _plain(column: Any) -> Any:
         column = column.storage
     if pa.types.is_run_end_encoded(column.type):
         column = pa.compute.run_end_decode(column)
+    if pa.types.is_list_view(column.type):  # a cast of pyarrow 26 makes an invalid list of one that ends with NULL
+        column = pa.array(column.to_pylist(), pa.list_(column.type.value_type))
     return column
 
 

@@ -15,7 +15,7 @@ from protocol.source_events import StreamBatch, stream_batch_event
 from spark_bridge.common.control import ControlEndpoint, exchange
 from spark_bridge.subtask.source import SplitReader
 
-__all__ = ["StreamClient", "StreamFailed", "batch_between", "reader_of_batch"]
+__all__ = ["StreamClient", "StreamFailed", "batch_between", "next_of", "reader_of_batch"]
 
 ANSWER_TIMEOUT_S = 150.0
 CONNECT_TIMEOUT_S = 30.0
@@ -47,6 +47,10 @@ class StreamClient:
             time.sleep(IDLE_PAUSE_S)
         return answer
 
+    def target(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Plan all that is new, in batches of the usual size; return the offset of the last."""
+        return _offset(self._ask("target", _pair(start)))
+
     def count(self, batch: StreamBatch) -> int:
         """How many splits the batch has."""
         return int(self._ask("count", [batch.stream, batch.start, batch.end]))
@@ -77,6 +81,12 @@ def batch_between(start: dict[str, Any], end: dict[str, Any]) -> StreamBatch:
             "with a new one"
         )
     return StreamBatch(stream, first, last)
+
+
+def next_of(start: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """The offset of the batch after ``start``, up to ``target``."""
+    batch = batch_between(start, target)
+    return _offset([batch.stream, min(batch.start + 1, batch.end)])
 
 
 def reader_of_batch(make_reader: Callable[[], SplitReader], batch: StreamBatch) -> SplitReader:

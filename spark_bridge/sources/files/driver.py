@@ -66,7 +66,7 @@ class FileSource(Source):
         csv_options: how CSV files are written, by the names of the options in ``pyarrow.csv.ReadOptions``,
             ``ParseOptions`` and ``ConvertOptions``: for example ``{"quote_char": "'", "encoding": "latin-1"}``,
             ``{"column_names": ["id", "name"]}`` for files without a header, or ``{"null_values": ["", "NA"]}``. By
-            default only nothing between two delimiters is NULL, and that only where the column is no string.
+            default only nothing between two delimiters is NULL, and only in columns that are not strings.
         rate_limit_per_s: how many rows all tasks together read in a second; None for no limit.
         options: the arguments for the filesystem, such as credentials.
 
