@@ -193,15 +193,15 @@ async def of_stream(count: int) -> dict[str, Measured]:
     figures: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with StorageSession(CheckpointStorage(folder)) as session:
-            planner = StreamPlanner("orders", Files(count), session.port("s", RestoreMode.STREAMING), count)
+            planner = StreamPlanner("orders", Files(count), lambda _: session.port("s", RestoreMode.STREAMING), count)
             start = await planner.answer("initial", None)
             end, figures["start"] = await measure(lambda: planner.answer("latest", start))
-            _, figures["checkpoint"] = await measure(lambda: planner._store(planner._state))
+            _, figures["checkpoint"] = await measure(lambda: planner._first._store(planner._first._state))
             if await planner.answer("count", [*start, end[1]]) != count:
                 raise RuntimeError("the plan does not have all files")
             await planner.close()
         async with StorageSession(CheckpointStorage(folder)) as session:
-            again = StreamPlanner("orders", Files(count), session.port("s", RestoreMode.STREAMING), count)
+            again = StreamPlanner("orders", Files(count), lambda _: session.port("s", RestoreMode.STREAMING), count)
             _, figures["restore"] = await measure(again.open)
     return figures
 

@@ -9,14 +9,23 @@ In no folder of this package, for the reason of ``task_entry``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from spark_bridge.streams.task import StreamClient, batch_between, reader_of_batch
+from spark_bridge.common.arrow_types import arrow_form, conform
+from spark_bridge.streams.task import StreamClient, batch_between, next_of, reader_of_batch
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # Spark 4.1 takes one batch of what is new, whatever it can have
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        pass
+
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -48,11 +57,11 @@ def source_format(
 
         def reader(self, schema: StructType) -> DataSourceReader:
             self._planned = True
-            return _Reader(name, task, parallelism)
+            return _Reader(name, task, parallelism, schema)
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
             self._planned = True
-            return _StreamReader(name, task, stream, parallelism)
+            return _StreamReader(name, task, stream, parallelism, schema)
 
         def __reduce__(self) -> tuple[Any, ...]:
             """Spark Connect starts the process that plans a stream without the artifacts of the session.
@@ -88,17 +97,18 @@ _load.__module__ = "__main__"  # so it is pickled with its code: a process that 
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, name: str, task: SubtaskTask, parallelism: int) -> None:
+    def __init__(self, name: str, task: SubtaskTask, parallelism: int, schema: StructType) -> None:
         self._name = name
         self._task = task
         self._parallelism = parallelism
+        self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(subtask) for subtask in range(self._parallelism)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         _check_place(self._name, partition.value, f"with repartition({self._parallelism}) or cache() after load()")
-        return iter(self._task(iter(())))
+        return _as_declared(self._task(iter(())), self._schema)
 
 
 class _Planned(DataSource):
@@ -114,25 +124,34 @@ class _Planned(DataSource):
 class _BatchReader(DataSourceStreamReader):
     """Reads in tasks. It has no key that opens the plan."""
 
-    def __init__(self, name: str, task: SubtaskTask, parallelism: int) -> None:
+    def __init__(self, name: str, task: SubtaskTask, parallelism: int, schema: StructType) -> None:
         self._name = name
         self._task = task
         self._parallelism = parallelism
+        self._schema = schema
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         subtask, batch = partition.value
         _check_place(self._name, subtask, f"with repartition({self._parallelism}) after load()")
-        return iter(self._task.wrapped(reader_of_batch, batch)(iter(())))
+        return _as_declared(self._task.wrapped(reader_of_batch, batch)(iter(())), self._schema)
 
 
-class _StreamReader(_BatchReader):
+class _StreamReader(_BatchReader, SupportsTriggerAvailableNow):
     """Plans in Spark's planning process, one for each start of a query. Tasks get the ``_BatchReader`` in it."""
 
-    def __init__(self, name: str, task: SubtaskTask, stream: StreamClient, parallelism: int) -> None:
-        super().__init__(name, task, parallelism)
+    def __init__(
+        self, name: str, task: SubtaskTask, stream: StreamClient, parallelism: int, schema: StructType
+    ) -> None:
+        super().__init__(name, task, parallelism, schema)
         self._stream = stream
         self._initial: dict[str, Any] | None = None
         self._latest: dict[str, Any] | None = None  # what Spark was told last
+        self._ends = False  # when it has read what is there at its start
+        self._target: dict[str, Any] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Spark calls it before it says where the query is, so the plan is made when it asks for the first batch."""
+        self._ends = True
 
     def initialOffset(self) -> dict[str, Any]:
         """Spark asks again and again until there is something to read: it is the same stream."""
@@ -142,6 +161,10 @@ class _StreamReader(_BatchReader):
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Spark 4.1 does not say where the query is, and asks for the end of a first batch before its beginning."""
+        if self._ends and start is not None:
+            if self._target is None:
+                self._target = self._stream.target(start)
+            return next_of(start, self._target)
         self._latest = self._stream.latest(start, self._latest)
         return self._latest
 
@@ -154,7 +177,19 @@ class _StreamReader(_BatchReader):
         self._stream.commit(end)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _BatchReader, (self._name, self._task, self._parallelism)
+        return _BatchReader, (self._name, self._task, self._parallelism, self._schema)
+
+
+def _as_declared(records: Iterable[Any], schema: StructType) -> Iterator[Any]:
+    """Give Arrow batches exactly the declared columns, as Spark demands; rows are converted by Spark itself."""
+    arrow_schema = None
+    for record in records:
+        if not hasattr(record, "schema"):
+            yield record
+            continue
+        if arrow_schema is None:
+            arrow_schema = arrow_form(schema)
+        yield conform(record, arrow_schema)
 
 
 def _check_place(name: str, subtask: int, way_out: str) -> None:

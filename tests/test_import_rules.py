@@ -120,6 +120,7 @@ LAYERS = (
     Layer("spark_bridge/common/bootstrap.py", STDLIB),
     Layer("spark_bridge/common/foreign_packages.py", STDLIB),
     # What both halves import, and which imports neither. Some modules use an optional extra where it is needed.
+    Layer("spark_bridge/common/arrow_types.py", COMMON | {"pyarrow", "pyspark"}),
     Layer("spark_bridge/common/certificates.py", COMMON | {"cryptography"}),
     Layer("spark_bridge/common/conninfo.py", COMMON | {"psycopg"}),
     Layer("spark_bridge/common/urls.py", COMMON | {"fsspec"}),
@@ -161,7 +162,7 @@ LAYERS = (
     # The sources: `driver.py` of each runs on the driver, `task.py` in tasks. pyarrow is an optional extra.
     Layer("spark_bridge/sources/source.py", SOURCES | {"actors"}),
     Layer("spark_bridge/sources/files/driver.py", SOURCES | {"actors", "pyarrow"}),
-    Layer("spark_bridge/sources/files/task.py", SOURCES | {"pyarrow"}),
+    Layer("spark_bridge/sources/files/", SOURCES | {"pyarrow"}),
     Layer("spark_bridge/sources/kafka/driver.py", SOURCES | {"actors", "pyarrow"}),
     Layer("spark_bridge/sources/kafka/task.py", SOURCES | {"confluent_kafka", "pyarrow"}),
     Layer("spark_bridge/sources/postgres/driver.py", SOURCES | {"actors", "anyio", "psycopg", "pyarrow"}),
@@ -231,7 +232,7 @@ PUBLIC = frozenset(
         *(f"protocol.{module}" for module in ("kept_bytes", "source_events", "splits", "values", "wire.state")),
         *(f"protocol.wire.codec.{name}" for name in ("decode_event", "encode_argument", "encode_event")),
         "protocol.wire.framing",
-        *(f"spark_bridge.common.{module}" for module in ("bootstrap", "conninfo", "errors", "extras")),
+        *(f"spark_bridge.common.{module}" for module in ("arrow_types", "bootstrap", "conninfo", "errors", "extras")),
         *(f"spark_bridge.common.{module}" for module in ("secret_texts", "urls")),
         # The machine of a group: pure, and only the group has it.
         "protocol.group",

@@ -34,6 +34,7 @@ def filesystem_of(url: str, options: Mapping[str, Any] | None = None) -> tuple[A
     says what to do.
     """
     ensure_importable("fsspec")
+    import fsspec
     from fsspec.core import url_to_fs
 
     def hint(text: str) -> str:
@@ -49,5 +50,9 @@ def filesystem_of(url: str, options: Mapping[str, Any] | None = None) -> tuple[A
         secrets.kept(ValueError, lambda text: ValueError(hint(text))),
         secrets.kept(),
     ):
-        filesystem, path = url_to_fs(url, **(options or {}))
+        if "://" not in url or url.startswith("file://"):  # its "::" is part of a name, and begins no chain
+            filesystem = fsspec.filesystem("file", **(options or {}))
+            path = filesystem._strip_protocol(url)
+        else:
+            filesystem, path = url_to_fs(url, **(options or {}))
     return filesystem, str(path), secrets

@@ -77,7 +77,15 @@ from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.server.connection import task_dialect
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.sources.source import Source
-from spark_bridge.storage import RESTORE, CheckpointStorage, MemoryStorage, Restore, Storage, StorageSession
+from spark_bridge.storage import (
+    RESTORE,
+    CheckpointStorage,
+    MemoryStorage,
+    Restore,
+    Storage,
+    StoragePort,
+    StorageSession,
+)
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -591,7 +599,11 @@ class SidecarRuntime(PartFactories):
             parallelism = await self._driver.cores() or 1
         config = self._operator_config(name, parallelism, RestoreMode.BATCH, self._config.gateway, allow_fewer=True)
         looked_at = await USER.run(lambda: (columns_of(source, schema), source.operator), abandon_on_cancel=True)
-        port = self._storage.port(f"{name}.stream", RestoreMode.STREAMING)
+        storage = self._storage
+
+        def port(stream: str) -> StoragePort:
+            return storage.port(f"{name}.stream.{stream}" if stream else f"{name}.stream", RestoreMode.STREAMING)
+
         planner = StreamPlanner(name, source, port, splits_max, self._operators.coordinator_store)
         add = partial(self._add_source, config, planner, source, session, *looked_at)
         return await self._calls.run(name, partial(self._replaced, name, add, replace=replace))

@@ -19,6 +19,7 @@ from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.runs import ActiveStage, InheritedRuns
+from spark_bridge.common.arrow_types import for_spark
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.actions import ActionMarks
@@ -230,7 +231,7 @@ def columns_of(source: Source, schema: Any) -> StructType:
 
     ``schema``: a ``StructType``, a ``pyarrow.Schema`` or Spark's text for one; None for what the source knows itself.
 
-    Raises ``ValueError`` if nobody knows them.
+    Raises ``ValueError`` if nobody knows them, or Spark has no type for one of them.
     """
     from pyspark.sql.types import StructType
 
@@ -248,7 +249,7 @@ def columns_of(source: Source, schema: Any) -> StructType:
         return parsed
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(known)
+    return from_arrow_schema(for_spark(known))
 
 
 def register_source(

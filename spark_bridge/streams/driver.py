@@ -17,9 +17,11 @@ put out. So the content of a batch is the same each time, but not that of one pa
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -51,6 +53,9 @@ _TURN_SPLITS = 256
 """After so many splits that an enumerator has found, other work of the loop gets a turn."""
 _STEP_SPLITS = 2**16
 """So many references are copied in a step: a millisecond, because the splits are no longer in the processor's cache."""
+_STREAM = re.compile(r"[0-9a-f]{16}")
+_PLANS_KEPT = 16
+"""So many plans besides the first are kept in memory."""
 _READER = 0  # the only reader that an enumerator sees while a stream is planned
 
 
@@ -109,35 +114,41 @@ class _State:
 
 
 class StreamPlanner:
-    """Plans the micro-batches of one source. Loop only; requests are answered one at a time.
+    """Plans the micro-batches of one source, for any number of queries. Loop only; requests are answered one at a time.
 
-    ``splits_max`` is how many splits a batch has, about, at most. ``store`` is shared by all coordinators.
+    Each query has its own stream: no query sees, or touches, the plan of another one (H173). ``port`` returns where the
+    plan of a stream is stored. That of the first query is under the empty name, because Spark 4.1 does not say which
+    query it asks for; with it, there is no other. ``splits_max`` is how many splits a batch has, about, at most.
+    ``store`` is shared by all coordinators.
     """
 
     def __init__(
-        self, name: str, source: Source, port: StoragePort, splits_max: int, store: CoordinatorStore | None = None
+        self,
+        name: str,
+        source: Source,
+        port: Callable[[str], StoragePort],
+        splits_max: int,
+        store: CoordinatorStore | None = None,
     ) -> None:
         if splits_max < 1:
             raise ValueError(f"splits_max must be at least 1, not {splits_max}")
         self._name = name
-        self._source = source
         self._port = port
-        self._splits_max = splits_max
-        self._store_of_all = store or CoordinatorStore()
+        self._plan = partial(_Plan, name, source, splits_max, store or CoordinatorStore())
         self._turn = anyio.Lock()
-        self._state = _State()
-        self._finding: _Finding | None = None
+        self._first = self._plan(port(""))
+        self._is_first_taken = False  # by a query that has not read anything yet
+        self._others: dict[str, _Plan] = {}  # the one that was used last is the last
 
     async def open(self) -> None:
         """Take over the stream of an earlier application, if the storage has one. Raises ``StorageError``."""
-        restored = await self._port.restore_latest()
-        if restored is not None:
-            self._state = await in_turns(_State.unpack_in_steps(restored.coordinator_state))
+        await self._first.open()
 
     async def close(self) -> None:
-        """Close the enumerator. The stream continues in a later application."""
+        """Close the enumerators. The streams continue in a later application."""
         async with self._turn:
-            await self._forget_finding()
+            for plan in (self._first, *self._others.values()):
+                await plan.forget_finding()
 
     async def answer(self, method: str, argument: Any) -> Any:
         """Answer a request of Spark's planning process.
@@ -147,20 +158,21 @@ class StreamPlanner:
         async with self._turn:
             match method, argument:
                 case "initial", None:
-                    return await self._initial()
+                    return await self._begin()
                 case "initial", [str(stream), int()]:
                     return self._initial_of(stream)
                 case "latest", None:  # from Spark 4.1, perhaps for a new query, of which "initial" comes later
-                    if not self._state.stream:
-                        await self._initial()
-                    return await self._latest(self._state.last)
+                    if not self._first.stream:
+                        await self._first.begin()
+                    return await self._first.latest(self._first.last)
                 case "latest", [str(stream), int(number)]:
-                    self._check(stream, number, number)
-                    return await self._latest(number)
+                    return await (await self._of(stream)).latest(number)
+                case "target", [str(stream), int(number)]:
+                    return await (await self._of(stream)).target(number)
                 case "count", [str(stream), int(start), int(end)]:
-                    return sum(map(len, self._batches(StreamBatch(stream, start, end))))
+                    return sum(map(len, (await self._of(stream)).batches(start, end)))
                 case "commit", [str(stream), int(number)]:
-                    return self._commit(stream, number)
+                    return (await self._of(stream)).commit(number)
                 case _:
                     raise StreamRefused(
                         f"source {self._name!r} does not know the request {method!r}: use the same release of "
@@ -169,23 +181,25 @@ class StreamPlanner:
 
     def splits(self, batch: StreamBatch) -> list[bytes]:
         """The splits of a batch, encoded. Raises ``StreamRefused`` if it is not known."""
-        return list(chain.from_iterable(self._batches(batch)))
+        plan = self._first if batch.stream == self._first.stream else self._others.get(batch.stream)
+        if plan is None:
+            raise self._unknown()
+        return list(chain.from_iterable(plan.batches(batch.start, batch.end)))
 
-    def _batches(self, batch: StreamBatch) -> tuple[tuple[bytes, ...], ...]:
-        self._check(batch.stream, batch.start, batch.end)
-        dropped = self._state.dropped
-        return self._state.batches[batch.start - dropped : batch.end - dropped]
-
-    async def _initial(self) -> list[Any]:
+    async def _begin(self) -> list[Any]:
         """A query without a checkpointLocation begins: at the beginning of the source."""
-        if not self._state.stream or self._state.last:
-            await self._forget_finding()
-            await self._store(_State(secrets.token_hex(8)))
-        return [self._state.stream, 0]
+        if not (self._first.last or self._is_first_taken):
+            self._is_first_taken = True
+            return [self._first.stream or await self._first.begin(), 0]
+        stream = secrets.token_hex(8)
+        plan = self._plan(self._port(stream))
+        await plan.begin(stream)
+        await self._keep(plan)
+        return [stream, 0]
 
     def _initial_of(self, stream: str) -> list[Any]:
         """A query without a checkpointLocation begins, and Spark 4.1 has asked for the end of its first batch."""
-        if stream != self._state.stream or self._state.dropped:
+        if stream != self._first.stream or self._first.dropped:
             raise StreamRefused(
                 f"another query has read source {self._name!r} before, and with Spark 4.1 a second one cannot begin at "
                 "its beginning: register the source under another name, with sidecar.source(...), or keep the "
@@ -193,57 +207,134 @@ class StreamPlanner:
             )
         return [stream, 0]
 
-    async def _latest(self, start: int) -> list[Any]:
-        if start == self._state.last:
-            await self._plan()
-        return [self._state.stream, self._state.last]
+    async def _of(self, stream: str) -> _Plan:
+        """The plan of a stream, perhaps of an earlier application."""
+        if stream == self._first.stream:
+            return self._first
+        plan = self._others.pop(stream, None)
+        if plan is None and _STREAM.fullmatch(stream):
+            plan = self._plan(self._port(stream))
+            await plan.open()
+        if plan is None or plan.stream != stream:
+            raise self._unknown()
+        await self._keep(plan)
+        return plan
 
-    def _commit(self, stream: str, number: int) -> None:
+    async def _keep(self, plan: _Plan) -> None:
+        self._others[plan.stream] = plan
+        while len(self._others) > _PLANS_KEPT:
+            oldest = next(iter(self._others))
+            await self._others.pop(oldest).forget_finding()  # what it has planned is stored
+
+    def _unknown(self) -> StreamRefused:
+        return StreamRefused(
+            f"the query continues a stream of source {self._name!r} that this sidecar does not know: keep its plan "
+            "with SidecarConfig(storage=...), the same for each driver, or begin with a new checkpointLocation"
+        )
+
+
+class _Plan:
+    """The plan of one stream."""
+
+    def __init__(self, name: str, source: Source, splits_max: int, store: CoordinatorStore, port: StoragePort) -> None:
+        self._name = name
+        self._source = source
+        self._port = port
+        self._splits_max = splits_max
+        self._store_of_all = store
+        self._state = _State()
+        self._finding: _Finding | None = None
+
+    async def open(self) -> None:
+        """Take over what an earlier application has stored, if anything."""
+        restored = await self._port.restore_latest()
+        if restored is not None:
+            self._state = await in_turns(_State.unpack_in_steps(restored.coordinator_state))
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream; empty before it begins."""
+        return self._state.stream
+
+    @property
+    def last(self) -> int:
+        """The number of the newest batch; 0 before the first."""
+        return self._state.last
+
+    @property
+    def dropped(self) -> int:
+        """How many batches were committed and forgotten."""
+        return self._state.dropped
+
+    async def begin(self, stream: str = "") -> str:
+        """Store a new stream, and return its name."""
+        await self.forget_finding()
+        await self._store(_State(stream or secrets.token_hex(8)))
+        return self.stream
+
+    def batches(self, start: int, end: int) -> tuple[tuple[bytes, ...], ...]:
+        """The splits of the batches after ``start`` up to ``end``."""
+        self._check(start, end)
+        return self._state.batches[start - self.dropped : end - self.dropped]
+
+    async def latest(self, start: int) -> list[Any]:
+        """The newest offset. Plans a batch if there is none after ``start``."""
+        self._check(start, start)
+        if start == self.last:
+            await self._plan()
+        return [self.stream, self.last]
+
+    async def target(self, start: int) -> list[Any]:
+        """Plan all that is there now, in batches of the usual size, and return the offset of the last."""
+        self._check(start, start)
+        await self._plan()
+        while await self._plan(looks=False):
+            pass
+        return [self.stream, self.last]
+
+    def commit(self, number: int) -> None:
         """Forget what Spark will not ask for again. Not stored: forgetting it again is harmless."""
-        self._check(stream, number, number)
-        done = number - self._state.dropped
+        self._check(number, number)
+        done = number - self.dropped
         self._state = replace(self._state, dropped=number, batches=self._state.batches[done:])
 
-    def _check(self, stream: str, start: int, end: int) -> None:
-        if not self._state.stream:
+    def _check(self, start: int, end: int) -> None:
+        if not self.dropped <= start <= end <= self.last:
             raise StreamRefused(
-                f"the query continues a stream of source {self._name!r} that this sidecar does not know: keep its plan "
-                "with SidecarConfig(storage=...), the same for each driver, or begin with a new checkpointLocation"
-            )
-        if stream != self._state.stream:
-            raise StreamRefused(
-                f"another query has started to read source {self._name!r}, and only one query can read a source: "
-                "register the source under a separate name for each query, with sidecar.source(...)"
-            )
-        if not self._state.dropped <= start <= end <= self._state.last:
-            raise StreamRefused(
-                f"source {self._name!r} has the batches after {self._state.dropped} up to {self._state.last}, but "
+                f"source {self._name!r} has the batches after {self.dropped} up to {self.last}, but "
                 f"Spark asks for those after {start} up to {end}: the checkpointLocation and SidecarConfig.storage do "
                 "not belong together, because one of them is a copy of an earlier time"
             )
 
     # --- planning -------------------------------------------------------------------------------------------------
 
-    async def _plan(self) -> None:
-        """Plan a batch of what is new, and store it. If that fails, what was found is found again."""
+    async def _plan(self, *, looks: bool = True) -> bool:
+        """Plan a batch of what is new, and store it. If that fails, what was found is found again.
+
+        ``looks``: find what is new, and continue the splits that have not ended; otherwise only take what was found.
+        Returns whether there was anything.
+        """
+        open_ = self._state.open
         try:
             if self._finding is None:
                 host = HostAlone(self._name, self._store_of_all, log.bind(source=self._name))
                 self._finding = finding = _Finding(self._source.enumerator(self._state.enumerator), host)
                 await finding.enumerator.start(finding.context)
                 await finding.enumerator.add_reader(_READER)
-            missing = self._splits_max - len(self._state.open)
-            found = await self._finding.look(max(1, missing))
-            parts, left = await USER.run(_cut, self._source, (*self._state.open, *found))
+            missing = self._splits_max - len(open_) if looks else self._splits_max
+            found = await self._finding.look(max(1, missing), runs_due=looks)
+            parts, left = await USER.run(_cut, self._source, (*open_, *found) if looks else found)
             if not parts and not found:
-                return
+                return False
+            left = left if looks else [*open_, *left]
             batches = (*self._state.batches, tuple(parts)) if parts else self._state.batches
             enumerator = await self._finding.enumerator.snapshot_state(0) if found else self._state.enumerator
             await self._store(replace(self._state, batches=batches, open=tuple(left), enumerator=enumerator))
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._forget_finding()
+                await self.forget_finding()
             raise
+        return True
 
     async def _store(self, state: _State) -> None:
         checkpoint_id = self._port.next_checkpoint_id()
@@ -252,7 +343,8 @@ class StreamPlanner:
         self._port.completed(checkpoint_id)
         self._state = state
 
-    async def _forget_finding(self) -> None:
+    async def forget_finding(self) -> None:
+        """Close the enumerator. What it has found, and no batch has, is found again."""
         finding, self._finding = self._finding, None
         if finding is not None:
             try:
@@ -290,10 +382,14 @@ class _Finding:
         self.host = host
         self.context = _PlanningContext(host)
 
-    async def look(self, splits_max: int) -> list[bytes]:
-        """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``."""
+    async def look(self, splits_max: int, *, runs_due: bool = True) -> list[bytes]:
+        """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``.
+
+        ``runs_due``: first let the enumerator do what is due, such as to look for new ones.
+        """
         context = self.context
-        await self.host.run_due()
+        if runs_due:
+            await self.host.run_due()
         while len(context.found) < splits_max and not context.has_no_more:
             before = len(context.found)
             await self.enumerator.handle_split_request(_READER)

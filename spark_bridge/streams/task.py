@@ -43,6 +43,10 @@ class StreamClient:
             time.sleep(IDLE_PAUSE_S)
         return answer
 
+    def target(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Plan all that is new, in batches of the usual size; return the offset of the last."""
+        return _offset(self._ask("target", _pair(start)))
+
     def count(self, batch: StreamBatch) -> int:
         """How many splits the batch has."""
         return int(self._ask("count", [batch.stream, batch.start, batch.end]))
@@ -70,6 +74,12 @@ def batch_between(start: dict[str, Any], end: dict[str, Any]) -> StreamBatch:
             "with a new one"
         )
     return StreamBatch(stream, first, last)
+
+
+def next_of(start: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """The offset of the batch after ``start``, up to ``target``."""
+    batch = batch_between(start, target)
+    return _offset([batch.stream, min(batch.start + 1, batch.end)])
 
 
 def reader_of_batch(make_reader: Callable[[], SplitReader], batch: StreamBatch) -> SplitReader:

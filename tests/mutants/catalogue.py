@@ -25,6 +25,7 @@ from tests.mutants.positions import POSITIONS
 from tests.mutants.settings import SETTINGS
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
+from tests.mutants.values import VALUES
 
 MUTANTS: tuple[Mutant, ...] = (
     *DOWNWARD,
@@ -47,5 +48,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *SETTINGS,
     *POSITIONS,
     *BOOKKEEPING,
+    *VALUES,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

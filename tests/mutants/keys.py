@@ -46,8 +46,8 @@ planners-key-in-a-stream [found; H76]
 planners-key-in-a-reader [found; H76]
   What reads a stream in tasks is what plans it, with its key.
   @ spark_bridge.task_source:_StreamReader.__reduce__
-  - _BatchReader, (self._name, self._task, self._parallelism)
-  + _StreamReader, (self._name, self._task, self._stream, self._parallelism)
+  - _BatchReader, (self._name, self._task, self._parallelism, self._schema)
+  + _StreamReader, (self._name, self._task, self._stream, self._parallelism, self._schema)
 a-task-may-plan [new; H76]
   The table says that a task may have the key of a planner, although none has it.
   By: tests/spark/test_keys_in_memory.py::test_a_batch_of_a_source_is_read_by_tasks_that_cannot_open_its_plan

@@ -186,17 +186,19 @@ async def test_an_owned_enumerator_hands_out_without_looking_at_all_splits_each_
 async def test_a_stream_continues_after_its_262_144th_file(count: int) -> None:  # H164
     source = Files(count)
     async with StorageSession(MemoryStorage()) as session:
-        planner = StreamPlanner("files", source, session.port("files.stream", RestoreMode.STREAMING), count - 1)
+        planner = StreamPlanner(
+            "files", source, lambda _: session.port("files.stream", RestoreMode.STREAMING), count - 1
+        )
         await planner.open()
         start = await planner.answer("initial", None)
         first = await planner.answer("latest", start)
         source.count += 400
         second = await planner.answer("latest", first)
-        again = StreamPlanner("files", source, session.port("files.stream", RestoreMode.STREAMING), count)
+        again = StreamPlanner("files", source, lambda _: session.port("files.stream", RestoreMode.STREAMING), count)
         await in_many_turns(count, again.open)
-        await in_many_turns(count, lambda: again._store(again._state))
+        await in_many_turns(count, lambda: again._first._store(again._first._state))
         assert await again.answer("count", [*start, second[1]]) == count + 400
-        planned = again._state.batches
+        planned = again._first._state.batches
         assert [decode_split(one) for batch in planned for one in batch] == list(files(count + 400))
 
 

@@ -35,9 +35,9 @@ from spark_bridge.common.certificates import encryption
 from spark_bridge.common.control import ControlUnreachable, exchange
 from spark_bridge.common.errors import StreamRefused
 from spark_bridge.driver.stream_port import Streams
-from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageSession
+from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StoragePort, StorageSession
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner, _PlanningContext
-from spark_bridge.streams.task import StreamFailed, batch_between, reader_of_batch
+from spark_bridge.streams.task import StreamFailed, batch_between, next_of, reader_of_batch
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +76,10 @@ class Pages(Source):
 
 
 async def planner_of(source: Source, session: StorageSession, splits_max: int = 100) -> StreamPlanner:
-    planner = StreamPlanner("orders", source, session.port("orders.stream", RestoreMode.STREAMING), splits_max)
+    def port(stream: str) -> StoragePort:
+        return session.port(f"orders.stream.{stream}" if stream else "orders.stream", RestoreMode.STREAMING)
+
+    planner = StreamPlanner("orders", source, port, splits_max)
     await planner.open()
     return planner
 
@@ -166,16 +169,48 @@ async def test_a_committed_batch_is_forgotten_and_asking_for_it_says_what_is_wro
         assert await read(planner, end, await planner.answer("latest", end)) == ["2"]
 
 
-async def test_a_second_query_begins_anew_and_the_first_one_is_refused() -> None:
+async def test_each_query_has_a_plan_that_no_other_one_touches(tmp_path: Path) -> None:  # H173
+    source = Pages("1")
+    async with StorageSession(CheckpointStorage(str(tmp_path))) as session:
+        planner = await planner_of(source, session)
+        starts = [await planner.answer("initial", None) for _ in range(20)]
+        assert len({stream for stream, _ in starts}) == 20
+        ends = [await planner.answer("latest", start) for start in starts]
+        source.names.append("2")
+        for start, end in zip(starts, ends, strict=True):
+            assert await read(planner, start, end) == ["1"]
+            assert await read(planner, end, await planner.answer("latest", end)) == ["2"]
+    source.names.append("3")
+    async with StorageSession(CheckpointStorage(str(tmp_path))) as session:
+        planner = await planner_of(source, session)
+        assert await planner.answer("initial", None) not in starts
+        for stream, _ in starts:
+            assert await read(planner, [stream, 2], await planner.answer("latest", [stream, 2])) == ["3"]
+
+
+async def test_what_is_there_at_a_time_is_planned_in_several_batches_and_nothing_that_comes_later() -> None:  # H173
+    source = Pages(*"abcdefgh")
     async with StorageSession(MemoryStorage()) as session:
-        planner = await planner_of(Pages("1"), session)
-        first = await planner.answer("initial", None)
-        assert await planner.answer("initial", None) == first, "nobody has read anything"
-        end = await planner.answer("latest", first)
-        second = await planner.answer("initial", None)
-        assert await read(planner, second, await planner.answer("latest", second)) == ["1"]
-        with pytest.raises(StreamRefused, match="another query has started"):
-            await planner.answer("latest", end)
+        planner = await planner_of(source, session, splits_max=3)
+        start = await planner.answer("initial", None)
+        target = await planner.answer("target", start)
+        source.names.append("later")
+        batches, at = [], offset(start)
+        while (after := next_of(at, offset(target))) != at:
+            batches.append(await read(planner, list(at.values()), list(after.values())))
+            at = after
+        assert batches == [["a", "b", "c"], ["d", "e", "f"], ["g", "h"]]
+        assert await planner.answer("target", target) == [target[0], 4]
+        log = Log()
+        log.lengths.update(a=3)
+        planner = await planner_of(log, session, splits_max=1)
+        start = await planner.answer("initial", None)
+        end = await planner.answer("target", start)
+        assert await read(planner, start, end) == [SplitAt(["a", 3], 0)], "the part of a log that is there, once"
+
+
+def offset(pair: list[Any]) -> dict[str, Any]:
+    return {"stream": pair[0], "batch": pair[1]}
 
 
 async def test_a_query_may_ask_for_the_end_of_its_first_batch_before_its_beginning() -> None:
@@ -412,7 +447,7 @@ async def test_an_enumerator_that_is_closed_does_nothing_any_more() -> None:  # 
     store = CoordinatorStore()
     async with StorageSession(MemoryStorage()) as session:
         port = session.port("orders.stream", RestoreMode.STREAMING)
-        planner = StreamPlanner("orders", Planned(begin), port, 100, store)
+        planner = StreamPlanner("orders", Planned(begin), lambda _: port, 100, store)
         await planner.open()
         await planner.answer("latest", await planner.answer("initial", None))
         await anyio.wait_all_tasks_blocked()

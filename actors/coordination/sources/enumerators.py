@@ -57,6 +57,9 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
             told that no more splits follow when all are assigned.
         key: what a split is recognised by: a str, or another value that an event can have. It is called on the worker
             thread, too. By default the split itself, without its position.
+        divide: returns the parts of a split that is found for the first time, which are handed out in its place. It is
+            called on the worker thread. So the parts may be others in another run, and nothing is read twice: only the
+            split is remembered.
         batch_size: how many splits one request gets.
         backlog: ``backlog(split, position)`` returns how much there is to read in a split, in the units of the readers'
             method of this name, when it is found or given back. It has to be quick. By default, splits that wait do not
@@ -76,6 +79,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         *,
         every_s: float | None = None,
         key: Callable[[Any], Any] = lambda split: split,
+        divide: Callable[[Any], Iterable[Any]] | None = None,
         batch_size: int = 1,
         backlog: Callable[[Any, Any], int] | None = None,
         forget_after_s: float | None = None,
@@ -83,6 +87,7 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
         self._discover = discover
         self._every_s = every_s
         self._key = key
+        self._divide = divide
         self._batch_size = batch_size
         self._backlog = backlog
         self._forget_after_s = forget_after_s
@@ -154,6 +159,8 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
     def _find_new(self, forgets: bool) -> list[Any]:
         """On a worker thread, while nothing else changes what is known: look, and return what is not known."""
         new = [split for split in self._discover() if not self._known.see(self._key_of(split))]
+        if self._divide is not None:
+            new = [(self._key_of(split), list(self._divide(split))) for split in new]
         if forgets:
             self._known.forget_unseen()
         return new
@@ -180,8 +187,10 @@ class DiscoveringSplitEnumerator(SplitEnumerator):
     def _add(self, found: list[Any]) -> Steps[None]:
         for chunk in drain(found):
             for split in chunk:
-                if self._known.add(self._key_of(split)):
-                    self._pending.add(split)
+                key, parts = (self._key_of(split), [split]) if self._divide is None else split
+                if self._known.add(key):
+                    for part in parts:
+                        self._pending.add(part)
             yield
 
     async def handle_split_request(self, subtask: int) -> None:

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +16,9 @@ from actors.coordination import SplitEnumerator
 from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, Rule, checked
 from spark_bridge.common.urls import check_absolute, filesystem_of
-from spark_bridge.sources.files.task import FORMATS, FileFormat, FileReader, bytes_left, is_compressed, read_schema
+from spark_bridge.sources.files.csv_files import check_csv_options
+from spark_bridge.sources.files.format import FileFormat
+from spark_bridge.sources.files.task import FORMATS, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 ONE_CHARACTER = Rule("one character of ASCII", lambda value: len(value) == 1 and value.isascii() and value != "\0")
 FORGET_AFTER_S = 7 * 86_400.0
 """A week: a directory that is not mounted, or a listing that fails in part, looks as if its files were gone."""
+_MARKS = "*?["
 _FORMAT_OF = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -35,11 +40,13 @@ class FileSource(Source):
     'headgate[dataframe]'``), and the package of a remote filesystem, in the driver and the executors.
 
     A file must be complete when it appears, and not change afterwards: write it elsewhere and move it, or write it
-    under a name that begins with a dot or an underscore, which is ignored. The same holds for folders with such names.
+    under a name that begins with a dot or an underscore, which is ignored. The same holds for folders with such names,
+    but for those of partitions such as ``_day=2026-01-01``, and for those that the URL itself names.
 
     Args:
         url: a file, a directory, which is read with all that is below it, or a pattern such as ``"/data/*.csv"``: an
-            absolute path, or a URL that fsspec knows.
+            absolute path, or a URL that fsspec knows. Links are followed. A name with ``*``, ``?`` or ``[`` in it that
+            exists is taken as it is.
         format: ``"json"``, ``"csv"`` or ``"parquet"``; by default what the files' names say. Names that end with
             ``.gz`` and the like are decompressed.
         schema: the columns that are read, as a ``pyarrow.Schema``. By default that of the first file, for JSON and CSV
@@ -49,10 +56,15 @@ class FileSource(Source):
         forget_after_s: with ``discover_every_s``, the source remembers what it has found with 15 bytes for each split.
             It forgets a file that was in no listing for so many seconds while the job ran, at most twice as many, so
             that its memory is bounded by what exists. A file that returns later is read again. None: never forget.
-        split_bytes: the size of a split. A CSV file, and one that is compressed as a whole, is never divided.
+        split_bytes: the size of a split; later runs may have another. A CSV file, and one that is compressed as a
+            whole, is never divided.
         batch_rows: how many rows a batch of a Parquet file has at most.
         block_bytes: how much of a file of lines becomes one batch, about.
         delimiter: what separates the columns of a CSV file.
+        csv_options: how CSV files are written, by the names of the options in ``pyarrow.csv.ReadOptions``,
+            ``ParseOptions`` and ``ConvertOptions``: for example ``{"quote_char": "'", "encoding": "latin-1"}``,
+            ``{"column_names": ["id", "name"]}`` for files without a header, or ``{"null_values": ["", "NA"]}``. By
+            default only nothing between two delimiters is NULL, and only in columns that are not strings.
         rate_limit_per_s: how many rows all tasks together read in a second; None for no limit.
         options: the arguments for the filesystem, such as credentials.
 
@@ -80,6 +92,7 @@ class FileSource(Source):
         batch_rows: int = 10_000,
         block_bytes: int = 2**20,
         delimiter: str = ",",
+        csv_options: dict[str, Any] | None = None,
         rate_limit_per_s: float | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
@@ -91,30 +104,42 @@ class FileSource(Source):
         self._forget_after_s = forget_after_s
         self._split_bytes = split_bytes
         self._rate_limit_per_s = rate_limit_per_s
-        self._settings = FileFormat("", None, batch_rows, block_bytes, delimiter, dict(options or {}))
+        if csv_options:
+            check_csv_options(csv_options)
+        self._settings = FileFormat(
+            "",
+            None if schema is None else schema.serialize().to_pybytes(),
+            schema is None,
+            batch_rows,
+            block_bytes,
+            {"delimiter": delimiter, **(csv_options or {})},
+            dict(options or {}),
+        )
 
     def __repr__(self) -> str:
         return f"FileSource({self._url!r})"
 
     def _opened(self) -> tuple[Any, str, bool]:
-        """The filesystem, the path in it, and whether that is a pattern."""
+        """The filesystem, the path in it, and whether that is a pattern: no file or folder has this name."""
         filesystem, root, secrets = filesystem_of(self._url, self._settings.storage_options)
-        return secrets.guarding(filesystem), root, any(mark in root for mark in "*?[")
+        guarded = secrets.guarding(filesystem)
+        guarded.invalidate_cache()
+        return guarded, root, any(mark in root for mark in _MARKS) and not guarded.exists(root)
 
     def files(self) -> list[tuple[str, int]]:
         """Return the files that exist now, each with its size in bytes, sorted by their names. Blocks."""
         filesystem, root, pattern = self._opened()
-        filesystem.invalidate_cache()
-        found = filesystem.glob(root, detail=True) if pattern else filesystem.find(root, detail=True)
-        above = os.path.dirname(root) if pattern else root
+        above, named = _literal(root) if pattern else (root, [])
+        is_local = "file" in filesystem.protocol
+        found = _local_files(root, pattern) if is_local else _remote_files(filesystem, root, pattern)
         return sorted(
-            (str(filesystem.unstrip_protocol(path)), int(info["size"]))
-            for path, info in found.items()
-            if info["type"] == "file" and not _is_hidden(path.removeprefix(above)) and info["size"]
+            (str(filesystem.unstrip_protocol(path)), size)
+            for path, size in found.items()
+            if size and not _is_hidden(path.removeprefix(above), named)
         )
 
-    def splits(self) -> Iterator[list[Any]]:
-        """Yield the splits of the files that exist now, ``[path, start, end]``. Blocks.
+    def _found(self) -> Iterator[list[Any]]:
+        """Yield the files that exist now, each as one split, ``[path, start, end]``. Blocks.
 
         Raises ``FileNotFoundError`` if there is nothing at the URL, and no files are expected later.
         """
@@ -126,10 +151,21 @@ class FileSource(Source):
                     f"there is nothing at {self._url}: correct the path, or pass discover_every_s= if files come later"
                 )
         for path, size in files:
-            whole = self.file_format == "csv" or is_compressed(path)
-            step = size if whole else self._split_bytes
-            for start in range(0, size, step):
-                yield [path, start, min(start + step, size)]
+            yield [path, 0, size]
+
+    def _divide(self, file: list[Any]) -> Iterator[list[Any]]:
+        path, _, size = file
+        step = size if self.file_format == "csv" or is_compressed(path) else self._split_bytes
+        for start in range(0, size, step):
+            yield [path, start, min(start + step, size)]
+
+    def splits(self) -> Iterator[list[Any]]:
+        """Yield the splits of the files that exist now, ``[path, start, end]``. Blocks.
+
+        Raises ``FileNotFoundError`` if there is nothing at the URL, and no files are expected later.
+        """
+        for file in self._found():
+            yield from self._divide(file)
 
     @cached_property
     def file_format(self) -> str:
@@ -168,10 +204,11 @@ class FileSource(Source):
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
         return DiscoveringSplitEnumerator(
-            self.splits,
+            self._found,
             state,
             every_s=self._discover_every_s,
-            key=lambda split: f"{split[0]}#{split[1]}",
+            key=lambda file: f"{file[0]}#0",  # as the first split of each file was known when each split had a key
+            divide=self._divide,
             backlog=self._bytes_left,
             forget_after_s=self._forget_after_s,
         )
@@ -187,8 +224,40 @@ class FileSource(Source):
         return partial(FileReader, settings, self._rate_limit_per_s)
 
 
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))
+def _local_files(root: str, pattern: bool) -> dict[str, int]:
+    """The files below a folder, or of a pattern, with their sizes. Links are followed, unlike in fsspec."""
+    roots = glob.iglob(root, recursive=True, include_hidden=True) if pattern else [root]
+    return {path: size for place in roots for path, size in _below(place, ())}
+
+
+def _below(place: str, above: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    if os.path.isfile(place):
+        yield place, os.path.getsize(place)
+    elif os.path.isdir(place) and (real := os.path.realpath(place)) not in above:  # not a link to a folder above it
+        for name in os.listdir(place):
+            yield from _below(os.path.join(place, name), (*above, real))
+
+
+def _remote_files(filesystem: Any, root: str, pattern: bool) -> dict[str, int]:
+    found = filesystem.glob(root, detail=True) if pattern else filesystem.find(root, detail=True)
+    for path in [path for path, info in found.items() if info["type"] == "directory"]:
+        found |= filesystem.find(path, detail=True)
+    return {path: int(info["size"]) for path, info in found.items() if info["type"] == "file"}
+
+
+def _literal(pattern: str) -> tuple[str, list[str]]:
+    """The folders before the first that is a pattern, and the later ones that name what is hidden otherwise."""
+    parts = pattern.split("/")
+    first = next(place for place, part in enumerate(parts) if any(mark in part for mark in _MARKS))
+    return "/".join(parts[:first]), [part for part in parts[first:] if _hides(part)]
+
+
+def _is_hidden(path: str, named: list[str]) -> bool:
+    return any(_hides(part) and not any(fnmatchcase(part, one) for one in named) for part in path.split("/"))
+
+
+def _hides(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)  # as Spark does
 
 
 def _suffix(path: str) -> str:

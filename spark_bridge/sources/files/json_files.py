@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Lines of JSON. A position is the offset of the next line in the (uncompressed) file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from protocol.describing import show
+from spark_bridge.common.extras import require
+from spark_bridge.sources.files.format import NO_END, FileFormat
+from spark_bridge.sources.files.numbers import changes_as_double, decimal_for
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["json_schema", "read_json"]
+
+MANY_DIGITS = re.compile(rb"[0-9][0-9.]{15}")
+HEAD_BLOCKS = 64
+"""So many blocks are read to find out the type of a column that is NULL, or an empty list, in the first ones."""
+
+
+def _blocks(file: BinaryIO, start: int, end: int, block_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that begin in [start, end), in blocks, each with the offset after it.
+
+    ``start`` is the beginning of a line.
+    """
+    at = start
+    file.seek(at)
+    parts: list[bytes] = []
+    while at < end:
+        read = file.read(block_bytes)
+        cut = read.rfind(b"\n") + 1 if read else 0
+        if not cut:
+            parts.append(read)
+            if read:
+                continue
+        block = b"".join(parts) + read[:cut]
+        if not block:
+            return
+        parts = [read[cut:]]
+        if at + len(block) > end and (stop := block.find(b"\n", max(0, end - 1 - at))) >= 0:
+            block = block[: stop + 1]  # after the line that has the last byte of the range
+        at += len(block)
+        yield at, block
+        if not read:
+            return
+
+
+def _first_line(file: BinaryIO, start: int) -> int:
+    """The offset of the first line that begins at ``start`` or later."""
+    if start == 0:
+        return 0
+    file.seek(start - 1)
+    at = start - 1
+    while data := file.read(1 << 16):
+        if (found := data.find(b"\n")) >= 0:
+            return at + found + 1
+        at += len(data)
+    return at
+
+
+def _parsed(block: bytes, schema: pyarrow.Schema | None) -> pyarrow.Table:
+    import pyarrow.json
+
+    read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parse = pyarrow.json.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
+    )
+    return pyarrow.json.read_json(pyarrow.BufferReader(block), read_options=read, parse_options=parse)
+
+
+def read_json(
+    file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
+) -> Iterator[tuple[Any, pyarrow.Table]]:
+    """Yield the rows of the lines that begin in the range, in blocks, each with the position after it."""
+    require("pyarrow", "dataframe")
+    import pyarrow
+
+    schema = file_format.arrow_schema
+    texts = pyarrow.schema([one.with_type(_with(one.type, _time_as_text)) for one in schema])
+    first = _first_line(file, start) if position is None else position
+    for after, block in _blocks(file, first, end, file_format.block_bytes):
+        if block.isspace():
+            continue
+        if file_format.inferred:
+            _check_doubles(block, schema)
+        table = _parsed(block, texts)
+        for place, one in enumerate(schema):
+            if one.type != texts.field(place).type:  # pyarrow takes a time without a zone for one in UTC here
+                table = table.set_column(place, one, table.column(place).cast(one.type))
+        yield after, table
+
+
+def _with(found: Any, change: Any) -> Any:
+    """The type with ``change`` applied to each type in it that contains no other."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(found):
+        return pa.struct([one.with_type(_with(one.type, change)) for one in found])
+    if pa.types.is_map(found):
+        return pa.map_(_with(found.key_type, change), found.item_field.with_type(_with(found.item_type, change)))
+    if pa.types.is_list(found):
+        return pa.list_(found.value_field.with_type(_with(found.value_type, change)))
+    return change(found)
+
+
+def _time_as_text(found: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.string() if pyarrow.types.is_timestamp(found) else found
+
+
+def _unknown_as_text(found: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.string() if pyarrow.types.is_null(found) else _time_as_text(found)
+
+
+# --- the columns of a file -----------------------------------------------------------------------------------------
+
+
+def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None:
+    """The columns of the first blocks, with types that hold what is in them; None if there are no rows.
+
+    A text is a text, also if it looks like a time. What is never more than NULL becomes a text.
+    """
+    import pyarrow
+
+    schema = None
+    read = []
+    for _, block in islice(_blocks(file, 0, NO_END, file_format.block_bytes), HEAD_BLOCKS):
+        if block.isspace():
+            continue
+        read.append(block)
+        found = _parsed(block, None).schema
+        found = pyarrow.schema([one.with_type(_with(one.type, _time_as_text)) for one in found])
+        schema = found if schema is None else pyarrow.unify_schemas([schema, found], promote_options="permissive")
+        if "null" not in str([one.type for one in schema]):
+            break
+    if schema is None:
+        return None
+    types = {one.name: one.type for one in schema} | _exact_types(b"".join(read), schema)
+    return pyarrow.schema([(one.name, _with(types[one.name], _unknown_as_text)) for one in schema])
+
+
+def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
+    """The types, other than double, of the columns whose numbers a double would change."""
+    changed = {column: path for path, column, _ in _changed(block, schema)}
+    types = {}
+    for column, path in changed.items():
+        numbers = [row[column] for row in _rows(block) if row.get(column) is not None]
+        found = decimal_for(numbers) if path == column else None
+        if found is None:
+            raise ValueError(
+                f"column {path!r} has numbers that a double would change, and its type is not found out: pass schema= "
+                "with a decimal for it"
+            )
+        types[column] = found
+    return types
+
+
+def _check_doubles(block: bytes, schema: pyarrow.Schema) -> None:
+    """Raise ``ValueError`` for a number that would not be what it was, because its column was taken for a double."""
+    if not MANY_DIGITS.search(block):
+        return
+    for path, _, number in _changed(block, schema):
+        raise ValueError(
+            f"column {path!r} has {number}, which a double would change, and that is its type in the head of the first "
+            "file: pass schema= with a decimal for it"
+        )
+
+
+def _rows(block: bytes) -> Iterator[dict[str, Any]]:
+    for line in block.splitlines():
+        if line.strip():
+            row = json.loads(line, parse_float=Decimal, parse_int=Decimal)
+            yield row if isinstance(row, dict) else {}
+
+
+def _changed(block: bytes, schema: pyarrow.Schema) -> Iterator[tuple[str, str, str]]:
+    """Yield the numbers that a double would change: where each is, in which column, and the number."""
+    lines = b"\n".join(line for line in block.splitlines() if MANY_DIGITS.search(line))
+    for row in _rows(lines):
+        for one in schema:
+            for path, number in _doubles(row.get(one.name), one.type, one.name):
+                if changes_as_double(number):
+                    yield path, one.name, show(str(number))
+
+
+def _doubles(value: Any, found: Any, path: str) -> Iterator[tuple[str, Decimal]]:
+    """Yield the numbers in a value that become doubles, each with where it is."""
+    from pyarrow import types
+
+    if types.is_floating(found) and isinstance(value, Decimal):
+        yield path, value
+    elif types.is_list(found) and isinstance(value, list):
+        for one in value:
+            yield from _doubles(one, found.value_type, f"{path}[]")
+    elif types.is_struct(found) and isinstance(value, dict):
+        for one in found:
+            yield from _doubles(value.get(one.name), one.type, f"{path}.{one.name}")

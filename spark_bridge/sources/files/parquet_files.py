@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Parquet. A position is ``[row group, rows]``.
+
+Two things in it are not what Arrow says. Times that are written as INT96, the default of Spark and Hive, are instants;
+they are read in microseconds, because nanoseconds end in 2262. And programs before Spark 3 counted early days in
+another calendar; a file says so, and such days are refused.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from spark_bridge.common.extras import require
+from spark_bridge.sources.files.format import FileFormat
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["parquet_schema", "read_parquet"]
+
+FIRST_DAY = datetime.date(1582, 10, 15)
+"""Of the calendar of today."""
+FIRST_TIME = datetime.datetime(1900, 1, 1, tzinfo=datetime.UTC)
+"""Before it, zones had other offsets, which the two calendars differ in, too."""
+
+
+def _opened(file: BinaryIO) -> Any:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+
+
+def parquet_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema:
+    """The columns that the file itself names."""
+    return _schema_of(_opened(file)).remove_metadata()
+
+
+def _schema_of(parquet: Any) -> pyarrow.Schema:
+    import pyarrow
+
+    columns = [parquet.schema.column(number) for number in range(len(parquet.schema))]
+    instants = [one.path.split(".")[0] for one in columns if one.physical_type == "INT96"]
+    fields = []
+    for one in parquet.schema_arrow:
+        count, (times, changed) = instants.count(one.name), _in_utc(one.type)
+        if count and times != count:
+            raise ValueError(f"column {one.name!r} has INT96 beside other times without a zone: leave it out")
+        fields.append(one.with_type(changed) if count else one)
+    return pyarrow.schema(fields)
+
+
+def _in_utc(found: Any) -> tuple[int, Any]:
+    """How many times without a zone are in the type, and the type with these as instants."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(found) and found.tz is None:
+        return 1, pa.timestamp("us", "UTC")
+    if pa.types.is_struct(found):
+        changed = [(one, _in_utc(one.type)) for one in found]
+        return sum(count for _, (count, _) in changed), pa.struct([one.with_type(to) for one, (_, to) in changed])
+    if pa.types.is_map(found):
+        (keys, key), (items, item) = _in_utc(found.key_type), _in_utc(found.item_type)
+        return keys + items, pa.map_(key, found.item_field.with_type(item))
+    if pa.types.is_list(found):
+        count, changed = _in_utc(found.value_type)
+        return count, pa.list_(found.value_field.with_type(changed))
+    return 0, found
+
+
+def read_parquet(
+    file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
+) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
+    """Yield the rows of the row groups that begin in the range, in batches, each with the position after it."""
+    require("pyarrow", "dataframe")
+    import pyarrow
+
+    parquet = _opened(file)
+    schema = _schema_of(parquet)
+    wanted = [name for name in file_format.arrow_schema.names if name in schema.names]
+    schema = pyarrow.schema([schema.field(name) for name in wanted])
+    legacy = _is_legacy(parquet.metadata.metadata or {})
+    first, done = (0, 0) if position is None else position
+    for group in range(first, parquet.num_row_groups):
+        if not start <= _group_offset(parquet.metadata.row_group(group)) < end:
+            continue
+        rows = 0
+        skipped = done if group == first else 0
+        for batch in parquet.iter_batches(file_format.batch_rows, row_groups=[group], columns=wanted):
+            rows += batch.num_rows
+            if rows <= skipped:
+                continue
+            left = batch.slice(max(0, batch.num_rows - (rows - skipped)))
+            if not left.schema.equals(schema):
+                left = pyarrow.Table.from_batches([left]).select(wanted).cast(schema)
+            if legacy:
+                _check_calendar(left)
+            yield [group, rows], left
+
+
+def _is_legacy(metadata: dict[bytes, bytes]) -> bool:
+    """Whether Spark wrote the file with the calendar of before its release 3."""
+    version = metadata.get(b"org.apache.spark.version", b"")
+    marks = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+    return any(mark in metadata for mark in marks) or version.startswith((b"1.", b"2."))
+
+
+def _check_calendar(batch: Any) -> None:
+    """Raise ``ValueError`` if days in it are so early that calendars differ."""
+    from pyarrow import compute, types
+
+    for one in batch.schema:
+        for values in _leaves(batch.column(one.name)):
+            kind = values.type
+            if not (types.is_date(kind) or types.is_timestamp(kind)):
+                continue
+            early = compute.min(values.cast("date32") if types.is_date(kind) else values).as_py()
+            if early is None:
+                continue
+            first = FIRST_DAY if types.is_date(kind) else FIRST_TIME.replace(tzinfo=early.tzinfo)
+            if early < first:
+                raise ValueError(
+                    f"column {one.name!r} has {early}, and Spark wrote the file with the calendar of before 1582: let "
+                    "Spark write it again with spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and "
+                    "int96RebaseModeInWrite"
+                )
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    from pyarrow import types
+
+    if hasattr(values, "combine_chunks"):
+        values = values.combine_chunks()
+    if types.is_struct(values.type):
+        for child in values.flatten():
+            yield from _leaves(child)
+    elif types.is_map(values.type):
+        yield from _leaves(values.keys)
+        yield from _leaves(values.items)
+    elif types.is_list(values.type) or types.is_large_list(values.type):
+        yield from _leaves(values.flatten())
+    else:
+        yield values
+
+
+def _group_offset(group: Any) -> int:
+    column = group.column(0)
+    dictionary = column.dictionary_page_offset
+    return int(column.data_page_offset if dictionary is None else min(dictionary, column.data_page_offset))
