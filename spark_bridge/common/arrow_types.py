@@ -213,23 +213,28 @@ def _check_zones(given: Any, wanted: Any, column: str, utc_is_named: bool) -> No
     from pyarrow import types
 
     if types.is_timestamp(given) and types.is_timestamp(wanted):
-        if given.tz is None and wanted.tz is not None and not (utc_is_named and wanted.tz in ("UTC", "+00:00")):
-            raise ValueError(
-                f"column {column!r} has times without a zone, and the schema says {wanted}: declare it without a zone "
-                "(timestamp_ntz in Spark), and convert it where the zone is known"
-            )
-        if given.tz is not None and wanted.tz is None:
-            raise ValueError(
-                f"column {column!r} has instants ({given}), and the schema says {wanted}, which has no zone: declare "
-                "it as timestamp('us', 'UTC'), timestamp in Spark"
-            )
-    elif given.num_fields == wanted.num_fields and not types.is_struct(given):
-        for place in range(given.num_fields):
-            _check_zones(given.field(place).type, wanted.field(place).type, column, utc_is_named)
+        _check_zone(given, wanted, column, utc_is_named)
     elif types.is_struct(given) and types.is_struct(wanted):
         for one in wanted:
             if given.get_field_index(one.name) >= 0:
                 _check_zones(given.field(one.name).type, one.type, f"{column}.{one.name}", utc_is_named)
+    elif given.num_fields == wanted.num_fields:
+        for place in range(given.num_fields):
+            _check_zones(given.field(place).type, wanted.field(place).type, column, utc_is_named)
+
+
+def _check_zone(given: Any, wanted: Any, column: str, utc_is_named: bool) -> None:
+    is_named = utc_is_named and wanted.tz in ("UTC", "+00:00")
+    if given.tz is None and wanted.tz is not None and not is_named:
+        raise ValueError(
+            f"column {column!r} has times without a zone, and the schema says {wanted}: declare it without a zone "
+            "(timestamp_ntz in Spark), and convert it where the zone is known"
+        )
+    if given.tz is not None and wanted.tz is None:
+        raise ValueError(
+            f"column {column!r} has instants ({given}), and the schema says {wanted}, which has no zone: declare it as "
+            "timestamp('us', 'UTC'), timestamp in Spark"
+        )
 
 
 def _keeps(given: Any, wanted: Any) -> bool:

@@ -35,8 +35,8 @@ lossy-casts [found; H171]
   + if True:
 times-get-a-zone [found; H171]
   Times without a zone are taken to be in UTC.
-  @ spark_bridge.common.arrow_types:_check_zones
-  - if given.tz is None and wanted.tz is not None and not (utc_is_named and wanted.tz in ("UTC", "+00:00")):
+  @ spark_bridge.common.arrow_types:_check_zone
+  - if given.tz is None and wanted.tz is not None and not is_named:
   + if False:
 splits-are-known-by-their-offsets [found; H172]
   Another size of splits in a later run reads rows twice.
