@@ -254,6 +254,9 @@ INTERNALS = {
     ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.context.inner_context"): (
         "the events of the readers inside it name the reader, on both ends"
     ),
+    ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.operator.close_quietly"): (
+        "a reader that raises anything at its end keeps no other one open, as with the engine's own"
+    ),
     ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.source.is_reader_state"): (
         "a checkpoint of before may have the state of a single reader in its place"
     ),

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import type_name
 from protocol.errors import LocalProtocolError
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
 from spark_bridge.subtask.context import inner_context
+from spark_bridge.subtask.operator import close_quietly
 from spark_bridge.subtask.source import SplitReader, is_reader_state
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ class HybridReader(SplitReader):
         self._readers[index].handle_source_event(inner)
 
     def close(self) -> None:
-        with ExitStack() as readers:  # all of them, whatever one raises
-            for reader in reversed(self._readers):
-                readers.callback(reader.close)
+        for reader in self._readers:
+            close_quietly(reader)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 

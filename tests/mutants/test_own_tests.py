@@ -219,8 +219,8 @@ broken-operator-is-not-noticed [feared; H165]
   - context.watch(message.tracker_ref)
 broken-operator-takes-tasks [feared; H165]
   A later task of an operator whose actors have ended waits for them.
-  @ spark_bridge.bridge.actor:BridgeActor._register
-  F if message.message.operator_id in self._broken:
+  @ spark_bridge.bridge.actor:BridgeActor._why_refused
+  F if register.operator_id in self._broken:
 broken-operator-is-run-again [feared; H165]
   An action is called again although its operator has ended for good.
   @ spark_bridge.driver.restarts:Restarter._delay
