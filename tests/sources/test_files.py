@@ -138,6 +138,10 @@ def test_every_dialect_of_csv_that_pyarrow_knows_can_be_read(
 def test_an_option_of_csv_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"csv_options has no 'block_size', 'quotechar': .* quote_char"):
         FileSource("/data", csv_options={"quotechar": "'", "block_size": 3})
+    with pytest.raises(
+        TypeError, match=r"csv_options is not as pyarrow\.csv takes it: .*\. It was \{'quote_char': 5\}"
+    ):
+        FileSource("/data", csv_options={"quote_char": 5})
 
 
 def test_a_position_in_csv_of_an_earlier_release_is_continued(tmp_path: Path) -> None:  # H164

@@ -14,6 +14,7 @@ from decimal import Decimal
 from threading import Lock
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from protocol.describing import show
 from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import FileFormat
 from spark_bridge.sources.files.numbers import changes_as_double, decimal_for
@@ -35,7 +36,7 @@ MANY_DIGITS = r"(?:[0-9]\.?){16}"
 
 
 def check_csv_options(options: dict[str, Any]) -> None:
-    """Raise ``ValueError`` for a name that pyarrow does not know, or that the reader sets itself."""
+    """Raise ``ValueError`` or ``TypeError`` for what pyarrow does not take, or what the reader sets itself."""
     require("pyarrow", "dataframe")
     known = {name for names in _names().values() for name in names}
     if wrong := sorted(set(options) - known):
@@ -43,7 +44,10 @@ def check_csv_options(options: dict[str, Any]) -> None:
             f"csv_options has no {', '.join(map(repr, wrong))}: pass options of pyarrow.csv, which are "
             f"{', '.join(sorted(known))}"
         )
-    _made(options)
+    try:
+        _made(options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"csv_options is not as pyarrow.csv takes it: {error}. It was {show(options)}") from error
 
 
 def _names() -> dict[Any, list[str]]:
