@@ -43,6 +43,16 @@ splits-are-known-by-their-offsets [found; H172]
   @ spark_bridge.sources.files.driver:FileSource.enumerator
   - divide=self._divide,
   + divide=None,
+times-of-spark-as-utc [found; H171]
+  A Row's times, which are in the worker's zone, are taken for UTC.
+  @ spark_bridge.sinks.rows:_instant
+  - return value.astimezone(UTC)
+  + return value.replace(tzinfo=UTC)
+any-time-as-an-instant [found; H171]
+  Times without a zone of records that are not Spark's are taken in the zone of the worker.
+  @ spark_bridge.sinks.rows:_instant
+  - if not (of_spark and isinstance(value, datetime)):
+  + if False:
 queries-share-a-plan [found; H173]
   A second query takes the plan of the first one.
   @ spark_bridge.streams.driver:StreamPlanner._begin
