@@ -98,6 +98,11 @@ idle-transactions-end [found; H170]
   @ spark_bridge.sinks.postgres.task:PostgresWriter._begin
   - 'idle_in_transaction_session_timeout', 'transaction_timeout'
   + 'transaction_timeout'
+statements-stay-prepared [found; H170]
+  A statement that psycopg has prepared is missing in the next session of a pooler.
+  @ spark_bridge.sinks.postgres.table:PostgresTable.connect
+  - prepare_threshold=None
+  + prepare_threshold=5
 nameless-value [found; H171]
   Text with NUL in it is refused without its column.
   @ spark_bridge.sinks.postgres.task:PostgresWriter._copy

@@ -290,6 +290,23 @@ def test_a_name_that_is_too_long_for_a_prepared_transaction_is_refused(
         sink.committer(SinkCommitterContext("x" * 150, "out", get_logger("test"))).open()
 
 
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_a_task_leaves_nothing_in_a_session_that_a_pooler_gives_to_others(
+    postgres: Postgres, database: psycopg.Connection, mode: Any
+) -> None:  # H170
+    """As PgBouncer does after each transaction: a statement that psycopg prepares would be missing in the next one."""
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode=mode)
+    driver, task = committer(sink), Task(sink)
+    limits = "SELECT name, setting FROM pg_settings WHERE name LIKE '%timeout'"
+    for number in range(8):  # psycopg prepares what it executes for the sixth time
+        driver.commit(task.prepare((number,)))
+    session = task.writer._connection
+    assert session is not None
+    assert session.execute("SELECT statement FROM pg_prepared_statements").fetchall() == []
+    assert session.execute(limits).fetchall() == database.execute(limits).fetchall()
+    task.close()
+
+
 def test_a_long_name_of_a_sink_still_fits_into_its_transactions(
     postgres: Postgres, database: psycopg.Connection
 ) -> None:  # H172
