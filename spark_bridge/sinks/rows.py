@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, time
+from functools import partial
 from typing import Any
 
 from protocol.arguments import SHOWN_CHARS_MAX
@@ -24,16 +26,124 @@ def check_columns(columns: Sequence[str]) -> None:
         raise SinkMisused(f"columns must be a list of names, each once and at least one, not {list(columns)}")
 
 
-def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
+class WithZone:
+    """Which times in a value are instants, because the column that they go to has a zone.
+
+    ``everything``: all of them. Otherwise those in ``fields`` of a struct, by name, or in the ``pair`` that is the key
+    and the value of a map. A list has the form of its elements.
+    """
+
+    def __init__(
+        self,
+        everything: bool = False,
+        fields: Mapping[str, WithZone] | None = None,
+        pair: tuple[WithZone, WithZone] | None = None,
+    ) -> None:
+        self.everything = everything
+        self.fields = fields
+        self.pair = pair
+
+    def __bool__(self) -> bool:
+        return self.everything or any((self.fields or {}).values()) or any(self.pair or ())
+
+
+def with_zone_in(schema: Any) -> dict[str, WithZone]:
+    """Return, for ``rows_of``, the columns of a ``pyarrow.Schema`` that have instants in them."""
+    found = {field.name: _with_zone(field.type) for field in schema}
+    return {name: with_zone for name, with_zone in found.items() if with_zone}
+
+
+def _with_zone(type_: Any) -> WithZone:
+    if hasattr(type_, "key_type"):
+        return WithZone(pair=(_with_zone(type_.key_type), _with_zone(type_.item_type)))
+    if hasattr(type_, "get_field_index"):  # a struct
+        return WithZone(fields={field.name: _with_zone(field.type) for field in type_})
+    if hasattr(type_, "value_type"):
+        return _with_zone(type_.value_type)
+    return WithZone(getattr(type_, "tz", None) is not None)
+
+
+def rows_of(
+    record: Any, columns: Sequence[str], with_zone: Mapping[str, WithZone] | None = None
+) -> Iterable[Sequence[Any]]:
     """Return the rows of ``record`` as values in the order of ``columns``.
 
     ``record`` is a mapping or a Spark ``Row``, with a value for each column; a tuple or list, in the order of the
     columns; or an Arrow batch or table. Missing names are NULL.
 
+    ``with_zone`` has the columns whose times are instants. Spark gives a ``Row`` its timestamps without a zone, in the
+    local zone of the worker, so they are taken in it. Any other time without a zone is refused there.
+
     Raises:
         TypeError: it is something else.
-        ValueError: it has a column that is not in ``columns``, or another number of values.
+        ValueError: it has a column that is not in ``columns``, another number of values, or a time without a zone.
     """
+    rows = _values_of(record, columns)
+    if not with_zone:
+        return rows
+    return [instants_of_row(row, columns, with_zone, of_spark=hasattr(record, "asDict")) for row in rows]
+
+
+def instants_of_row(
+    row: Sequence[Any], columns: Sequence[str], with_zone: Mapping[str, WithZone], *, of_spark: bool
+) -> Sequence[Any]:
+    """Return the values of ``row`` with instants in the columns of ``with_zone``; see ``rows_of``.
+
+    ``of_spark``: its times without a zone are in the local zone of this process.
+    """
+    return [
+        value if value is None or column not in with_zone else _instants(value, with_zone[column], of_spark, column)
+        for column, value in zip(columns, row, strict=True)
+    ]
+
+
+def _instants(value: Any, with_zone: WithZone, of_spark: bool, column: str) -> Any:
+    if not with_zone or value is None:
+        return value
+    if isinstance(value, (date, time)):
+        return _instant(value, of_spark, column) if with_zone.everything else value
+    of_spark = of_spark or hasattr(value, "asDict")
+    inside = partial(_instants, of_spark=of_spark, column=column)
+    if isinstance(value, Mapping):
+        if with_zone.fields is not None:
+            return {name: inside(one, with_zone.fields.get(name, WithZone())) for name, one in value.items()}
+        key, item = with_zone.pair or (with_zone, with_zone)
+        return {inside(one, key): inside(other, item) for one, other in value.items()}
+    if not isinstance(value, (list, tuple)):
+        return value
+    names = getattr(value, "__fields__", None)
+    if with_zone.fields is not None and isinstance(value, tuple):
+        forms = [with_zone.fields.get(name, WithZone()) for name in names] if names else with_zone.fields.values()
+        found = [inside(one, form) for one, form in zip(value, forms, strict=False)]
+        found += value[len(found) :]
+    elif with_zone.pair is not None:  # pyarrow takes a list of pairs for a map
+        found = [tuple(map(inside, pair, with_zone.pair)) for pair in value]
+    else:
+        found = [inside(one, with_zone) for one in value]
+    if names:
+        return type(value)(*names)(*found)  # a Row again
+    return tuple(found) if isinstance(value, tuple) else found
+
+
+def _instant(value: date | time, of_spark: bool, column: str) -> Any:
+    if isinstance(value, (datetime, time)) and value.tzinfo is not None:
+        return value
+    if not (of_spark and isinstance(value, datetime)):
+        raise ValueError(
+            f"column {column!r} has a zone, and the value {show(value)} has none, so its moment is unknown: "
+            "give it its zone, as value.replace(tzinfo=timezone.utc) does for a datetime, or pass Spark's Row itself, "
+            "whose timestamps are in the local zone of the worker"
+        )
+    try:
+        return value.astimezone(UTC)
+    except (OverflowError, OSError, ValueError) as error:
+        raise ValueError(
+            f"column {column!r} has the time {show(value)}, which Python cannot take from the local zone to UTC: "
+            "run the workers with TZ=UTC, or leave the row out"
+        ) from error
+
+
+def _values_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
     if hasattr(record, "to_pylist") and hasattr(record, "schema"):
         refuse_unknown(record.schema.names, columns)
         by_name = {name: record.column(name).to_pylist() for name in record.schema.names}

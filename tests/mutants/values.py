@@ -43,6 +43,70 @@ splits-are-known-by-their-offsets [found; H172]
   @ spark_bridge.sources.files.driver:FileSource.enumerator
   - divide=self._divide,
   + divide=None,
+times-of-spark-as-utc [found; H171]
+  A Row's times, which are in the worker's zone, are taken for UTC.
+  @ spark_bridge.sinks.rows:_instant
+  - return value.astimezone(UTC)
+  + return value.replace(tzinfo=UTC)
+any-time-as-an-instant [found; H171]
+  Times without a zone of records that are not Spark's are taken in the zone of the worker.
+  @ spark_bridge.sinks.rows:_instant
+  - if not (of_spark and isinstance(value, datetime)):
+  + if False:
+rows-of-other-types-are-committed [found; H171]
+  Rows that were staged with other types than the table's are converted at the commit.
+  @ spark_bridge.sinks.postgres.table:PostgresTable.checked_columns
+  F if name in columns and name in staged and columns[name].identity != staged[name].identity:
+staging-keeps-its-types [found; H170]
+  The staging table has the types that the table had when it was made.
+  @ spark_bridge.sinks.postgres.driver:StagedCommitter._follow
+  - staged[column].identity != columns[column].identity
+  + False
+a-number-is-rounded [found; H171]
+  PostgreSQL rounds a number to the scale of its column.
+  @ spark_bridge.sinks.postgres.values:_number
+  F if number and int(exponent) + zeros < -scale:
+a-zone-is-dropped [found; H171]
+  An instant loses its zone in a column that has none.
+  @ spark_bridge.sinks.postgres.values:_time
+  F if named and not has_zone:
+keys-of-json-become-text [feared; H171]
+  Different keys of a dict become one in a JSON object.
+  @ spark_bridge.sinks.postgres.values:_document
+  F if not all(isinstance(name, str) for name in value):
+transactions-without-their-table [found; H172]
+  The name of a prepared transaction says the sink only, so another table's are destroyed.
+  @ spark_bridge.sinks.postgres.table:gid_prefix
+  - return f"{prefix}{place}/"
+  + return prefix
+old-transactions-of-any-table [feared; H172]
+  A transaction of an earlier release, whose name has no table, is everybody's.
+  @ spark_bridge.sinks.postgres.driver:PreparedCommitter.prepared
+  - _PREPARED,
+  + _PREPARED.replace("AND held.relation = to_regclass(%(table)s)", ""),
+null-is-a-key [found; H171]
+  Rows with NULL in their key become one.
+  @ spark_bridge.sinks.postgres.task:PostgresWriter._taken
+  F if row[place] is None:
+keys-in-two-cases [found; H171]
+  Two rows whose keys are equal in the index's collation fail each commit.
+  @ spark_bridge.sinks.postgres.driver:StagedCommitter._key_collations
+  - for column, *collation in found
+  + for column, *collation in ()
+idle-transactions-end [found; H170]
+  The server ends the transaction of a task that waits for its next row.
+  @ spark_bridge.sinks.postgres.task:PostgresWriter._begin
+  - 'idle_in_transaction_session_timeout', 'transaction_timeout'
+  + 'transaction_timeout'
+statements-stay-prepared [found; H170]
+  A statement that psycopg has prepared is missing in the next session of a pooler.
+  @ spark_bridge.sinks.postgres.table:PostgresTable.connect
+  - prepare_threshold=None
+  + prepare_threshold=5
+nameless-value [found; H171]
+  Text with NUL in it is refused without its column.
+  @ spark_bridge.sinks.postgres.task:PostgresWriter._copy
+  F if error.sqlstate is None:
 queries-share-a-plan [found; H173]
   A second query takes the plan of the first one.
   @ spark_bridge.streams.driver:StreamPlanner._begin

@@ -20,6 +20,8 @@ from headgate.sinks import Committable, PostgresSink, SinkCommitterContext, Sink
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
 from tests.postgres import Postgres
 
+NAMES = ["orders", "returns"]
+
 
 @pytest.fixture
 def database(postgres: Postgres) -> Iterator[psycopg.Connection]:
@@ -141,6 +143,44 @@ def test_what_is_prepared_survives_the_death_of_the_server(
     assert list(driver.prepared()) == []
 
 
+def test_two_applications_with_one_operator_id_and_different_tables_do_not_meet(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H172, H173
+    database.execute("CREATE TABLE shop.returns (id bigint)")
+    with postgres.new_schema("store") as store:
+        store.execute("CREATE TABLE store.orders (id bigint)")
+    tables = ["shop.orders", "shop.returns", "store.orders"]
+    sinks = [PostgresSink(postgres.conninfo, table, ["id"], mode="prepared") for table in tables]
+    drivers, tasks = [committer(sink) for sink in sinks], [Task(sink) for sink in sinks]
+    parts = [task.prepare((number,)) for number, task in enumerate(tasks)]
+    for driver, task, own in zip(drivers, tasks, parts, strict=True):
+        task.close()
+        assert list(driver.prepared()) == [part.name for part in own]
+        driver.commit(own)
+        assert list(driver.prepared()) == []
+    assert [database.execute(f"SELECT id FROM {table}").fetchall() for table in tables] == [[(0,)], [(1,)], [(2,)]]
+
+
+@pytest.mark.parametrize("how", ["commit", "abort"])
+def test_what_an_earlier_release_prepared_is_finished(
+    postgres: Postgres, database: psycopg.Connection, how: str
+) -> None:  # H172
+    """The names of its transactions do not have the table in them."""
+    database.execute("CREATE TABLE shop.returns (id bigint)")
+    sink, other = (PostgresSink(postgres.conninfo, f"shop.{name}", ["id"], mode="prepared") for name in NAMES)
+    driver, others = committer(sink), committer(other)
+    names = SinkWriterContext("out", 0, 0)
+    part = Committable(names.next_name(), 1)
+    database.execute("BEGIN; INSERT INTO shop.orders (id) VALUES (7)")
+    database.execute("INSERT INTO shop.headgate_commits VALUES ('out', %s, %s)", (part.writer, part.number))
+    database.execute(f"PREPARE TRANSACTION 'headgate/out/{part.name}'")
+    assert list(others.prepared()) == []
+    assert list(driver.prepared()) == [part.name]
+    driver.commit([part]) if how == "commit" else driver.abort([part.name])
+    assert list(driver.prepared()) == []
+    assert database.execute("SELECT id FROM shop.orders").fetchall() == ([(7,)] if how == "commit" else [])
+
+
 @pytest.mark.parametrize("mode", ["staged", "prepared"])
 def test_a_part_that_somebody_destroyed_is_an_error_and_not_passed_over(
     postgres: Postgres, database: psycopg.Connection, mode: Any
@@ -248,6 +288,39 @@ def test_a_name_that_is_too_long_for_a_prepared_transaction_is_refused(
     sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode="prepared")
     with pytest.raises(SinkMisused, match="at most"):
         sink.committer(SinkCommitterContext("x" * 150, "out", get_logger("test"))).open()
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_a_task_leaves_nothing_in_a_session_that_a_pooler_gives_to_others(
+    postgres: Postgres, database: psycopg.Connection, mode: Any
+) -> None:  # H170
+    """As PgBouncer does after each transaction: a statement that psycopg prepares would be missing in the next one."""
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode=mode)
+    driver, task = committer(sink), Task(sink)
+    limits = "SELECT name, setting FROM pg_settings WHERE name LIKE '%timeout'"
+    for number in range(8):  # psycopg prepares what it executes for the sixth time
+        driver.commit(task.prepare((number,)))
+    session = task.writer._connection
+    assert session is not None
+    assert session.execute("SELECT statement FROM pg_prepared_statements").fetchall() == []
+    assert session.execute(limits).fetchall() == database.execute(limits).fetchall()
+    task.close()
+
+
+def test_a_long_name_of_a_sink_still_fits_into_its_transactions(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H172
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode="prepared")
+    drivers = [sink.committer(SinkCommitterContext("x" * 98 + end, "out", get_logger("test"))) for end in "ab"]
+    for driver in drivers:
+        driver.open()
+    writer = sink.writer(SinkWriterContext("x" * 98 + "a", 0, 0))
+    writer.write((1,))
+    parts = list(writer.prepare())
+    writer.close()
+    assert [list(driver.prepared()) for driver in drivers] == [[parts[0].name], []]
+    drivers[0].commit(parts)
+    assert database.execute("SELECT id FROM shop.orders").fetchall() == [(1,)]
 
 
 def test_the_target_names_neither_password_nor_host() -> None:
