@@ -93,6 +93,11 @@ copies-cast-to-text [found; H171]
   @ spark_bridge.sources.postgres.task:PostgresReader._select
   - sql.SQL(", ").join(map(sql.Identifier, settings.columns))
   + sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(one)) for one in settings.columns)
+values-without-their-row [found; H171]
+  A value that Arrow does not have is an error that names neither its column nor its row.
+  @ spark_bridge.sources.postgres.task:PostgresReader._column
+  - for key, text in zip(keys, texts, strict=True):
+  + for key, text in ():
 rows-without-a-key-are-skipped [new; H171]
   Rows whose key is NULL are in no range.
   @ spark_bridge.sources.postgres.task:PostgresReader._select
