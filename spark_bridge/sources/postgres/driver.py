@@ -232,7 +232,8 @@ class PostgresSource(Source):
     def create_slot(self) -> list[int | None] | None:
         """Create publication and slot if they do not exist, before anything is read. Blocks.
 
-        Returns the identity of the table, as ``check_identity`` wants it.
+        Returns the identity of the table, which a checkpoint keeps: its number, that of its place in the publication,
+        and the place in the log where the slot begins.
 
         Raises ``SourceBlocked`` if transactions that are open, of whatever database of the server, do not end in time:
         the server waits for them. Raises ``ValueError`` if the server keeps no logical log; if the table is one whose
@@ -271,7 +272,7 @@ class PostgresSource(Source):
             ).fetchone() or (0,)
         return [found.oid, place, begin]
 
-    def check_identity(self, identity: list[int | None]) -> None:
+    def _check_identity(self, identity: list[int | None]) -> None:
         """Raise ``SourceDataLost`` if the table is not the one that a checkpoint was made of. Blocks.
 
         ``identity`` is the number of the table, which another one with its name does not have; the number of its place
@@ -284,8 +285,8 @@ class PostgresSource(Source):
             if self.has_changes:
                 check_published(connection, self._table, self._publication, found.oid, place)
 
-    def identity(self) -> list[int | None]:
-        """What ``check_identity`` wants of a table that is read without changes. Blocks."""
+    def _read_identity(self) -> list[int | None]:
+        """What ``_check_identity`` wants of a table that is read without changes. Blocks."""
         return [self._look().oid, None, None]
 
     def _check_publication(self, connection: psycopg.Connection, oid: int) -> int:
@@ -453,12 +454,12 @@ class PostgresEnumerator(SplitEnumerator):
         await self._restoring.finish()
         if self._is_restored:
             if self._identity is not None and (self._source.has_changes or len(self._pending)):
-                await USER.run(self._source.check_identity, self._identity)
+                await USER.run(self._source._check_identity, self._identity)
             if self._changes_to is not None and not context.coordinator.input_begins_again:
                 self._pending.add(SplitAt(await self._changes(), self._changes_to))
                 self._changes_to = None
             return
-        begin = self._source.create_slot if self._source.has_changes else self._source.identity
+        begin = self._source.create_slot if self._source.has_changes else self._source._read_identity
         self._identity = await USER.run(begin)
         ranges = await USER.run(lambda: [encode_split(one) for one in self._source.ranges()])
         await in_turns(self._pending.restore_in_steps(ranges))

@@ -140,7 +140,7 @@ class PostgresReader(SplitReader):
         self._settings = settings
         self.rate_limit_per_s = rate_limit_per_s
         self._connection: psycopg.Connection | None = None
-        self._identity: list[Any] = [settings.oid, None, None]  # see ``check_identity`` of the source
+        self._identity: list[Any] = [settings.oid, None, None]  # number, place in the publication, slot
         self._position = 0  # of the changes
         self._at_checkpoints: dict[int, int] = {}
         self._changes_max = CHANGES_MAX
