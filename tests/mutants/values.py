@@ -112,5 +112,60 @@ queries-share-a-plan [found; H173]
   @ spark_bridge.streams.driver:StreamPlanner._begin
   - if not (self._first.last or self._is_first_taken):
   + if True:
+tables-without-an-identity-are-published [found; H170]
+  A PostgreSQL table without a replica identity is published, and the application's updates fail.
+  @ spark_bridge.sources.postgres.table:_why_no_identity
+  - if replica_identity == "f" or (logged and key in logged):
+  + if True:
+tables-are-known-by-their-names [found; H170 H172]
+  Another table that is renamed to the one that was read is taken for it.
+  @ spark_bridge.sources.postgres.task:check_table
+  - if found is not None and found.oid == oid:
+  + if found is not None:
+publications-are-narrowed [found; H170]
+  A publication that was without the table for a time is as good as before.
+  @ spark_bridge.sources.postgres.task:check_published
+  - elif place is not None and found[0] != place:
+  + elif False:
+publications-of-inserts [new; H170]
+  A publication that leaves out kinds of changes is read.
+  @ spark_bridge.sources.postgres.task:check_published
+  - elif found[1] is not None:
+  + elif False:
+slots-begin-anywhere [new; H170]
+  A slot that was made again before the first change is read from its new beginning.
+  @ spark_bridge.sources.postgres.task:PostgresReader._check_slot
+  - (begin := self._position or self._identity[2])
+  + (begin := self._position)
+columns-that-are-not-sent-are-null [found; H170 H171]
+  A column that a change does not have, because it was renamed, becomes NULL.
+  @ spark_bridge.sources.postgres.table:why_columns_differ
+  - for name in columns:
+  + for name in by_name.keys() & set(columns):
+wider-columns-are-cut [found; H171]
+  A column of another type is read as the one that it was.
+  @ spark_bridge.sources.postgres.table:why_columns_differ
+  - if (type_ := arrow_type(column)) != schema.field(name).type:
+  + if (type_ := None):
+keys-are-one-column [new; H171]
+  An update of another column of the primary key leaves the old row.
+  @ spark_bridge.sources.postgres.task:PostgresReader._rows
+  - for column in self._settings.identity
+  + for column in (key,)
+copies-cast-to-text [found; H171]
+  The table's values are cast to text, which cuts char(n) and lengthens inet.
+  @ spark_bridge.sources.postgres.task:PostgresReader._select
+  - sql.SQL(", ").join(map(sql.Identifier, settings.columns))
+  + sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(one)) for one in settings.columns)
+values-without-their-row [found; H171]
+  A value that Arrow does not have is an error that names neither its column nor its row.
+  @ spark_bridge.sources.postgres.task:PostgresReader._column
+  - for key, text in zip(keys, texts, strict=True):
+  + for key, text in ():
+rows-without-a-key-are-skipped [new; H171]
+  Rows whose key is NULL are in no range.
+  @ spark_bridge.sources.postgres.task:PostgresReader._select
+  - elif wanted:
+  + elif False:
 """
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import psycopg
@@ -389,3 +390,315 @@ async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
     assert left[0] > left[1] >= left[2] == 0
     per_transaction = left[0] - left[1]
     assert 100 * 50 < per_transaction < 100 * 500, "a hundred rows of some dozens of bytes each"
+
+
+TABLE = "CREATE TABLE src.t (id int PRIMARY KEY, other int NOT NULL UNIQUE, v text); "
+FOREIGN = "CREATE FOREIGN DATA WRAPPER far; CREATE SERVER far FOREIGN DATA WRAPPER far; "
+REFUSED = {
+    "no primary key": ("CREATE TABLE src.t (id int NOT NULL UNIQUE, v text)", r"no replica.*PRIMARY KEY \(id"),
+    "identity nothing": (
+        f"{TABLE} ALTER TABLE src.t REPLICA IDENTITY NOTHING",
+        "no replica identity.*DEFAULT",
+    ),
+    "identity of another index": (
+        f"{TABLE} ALTER TABLE src.t REPLICA IDENTITY USING INDEX t_other_key",
+        "is other, without the key 'id'.*REPLICA IDENTITY DEFAULT",
+    ),
+    "another primary key": (
+        "CREATE TABLE src.t (id int NOT NULL UNIQUE, v text PRIMARY KEY)",
+        "is v, without the key 'id'.*REPLICA IDENTITY FULL",
+    ),
+    "the index of the identity is dropped": (
+        f"{TABLE} ALTER TABLE src.t REPLICA IDENTITY USING INDEX t_other_key; "
+        "ALTER TABLE src.t DROP CONSTRAINT t_other_key",
+        r"src\.t has no replica identity",
+    ),
+    "a deferrable primary key": (
+        "CREATE TABLE src.t (id int PRIMARY KEY DEFERRABLE, v text)",
+        r"src\.t has no replica identity",
+    ),
+    "a key that may be NULL": (
+        "CREATE TABLE src.t (id int, v text); ALTER TABLE src.t REPLICA IDENTITY FULL",
+        "'id' of src.t may be NULL.*SET NOT NULL",
+    ),
+    "a partition": (
+        "CREATE TABLE src.t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id); "
+        "CREATE TABLE src.low PARTITION OF src.t FOR VALUES FROM (0) TO (10); "
+        "ALTER TABLE src.low REPLICA IDENTITY NOTHING",
+        r"src\.low has no replica identity",
+    ),
+    "partitions to come": (
+        "CREATE TABLE src.t (id int NOT NULL, v text) PARTITION BY RANGE (id)",
+        r"src\.t has no replica identity.*PRIMARY KEY \(id\)$",
+    ),
+    "a foreign partition": (
+        f"{FOREIGN} CREATE TABLE src.t (id int NOT NULL, v text) PARTITION BY RANGE (id); "
+        "CREATE FOREIGN TABLE src.low PARTITION OF src.t FOR VALUES FROM (0) TO (10) SERVER far",
+        "foreign table|no replica identity",
+    ),
+    "a foreign table": (
+        f"{FOREIGN} CREATE FOREIGN TABLE src.t (id int NOT NULL, v text) SERVER far",
+        "a foreign table",
+    ),
+    "a view": ("CREATE VIEW src.t AS SELECT 1 AS id, 'a' AS v", "is a view, whose changes the server does not log"),
+    "a materialized view": ("CREATE MATERIALIZED VIEW src.t AS SELECT 1 AS id, 'a' AS v", "is a materialized view"),
+    "unlogged": ("CREATE UNLOGGED TABLE src.t (id int PRIMARY KEY, v text)", "is an unlogged table"),
+    "inherited": (f"{TABLE} CREATE TABLE src.child () INHERITS (src.t)", "has tables that inherit from it"),
+    "generated": (
+        "CREATE TABLE src.t (id int PRIMARY KEY, v text, twice int GENERATED ALWAYS AS (2 * id) STORED)",
+        r"columns \['twice'\] of src\.t are generated.*columns= without them",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_table_whose_changes_would_not_come_or_fail_for_others_is_refused_before_anything_is_created(
+    postgres: Postgres, database: psycopg.Connection, case: str
+) -> None:  # H170
+    statements, text = REFUSED[case]
+    try:
+        database.execute(statements)
+        source = PostgresSource(postgres.conninfo, "src.t", "id", changes="refused", bounded=True)
+        with pytest.raises(ValueError, match=text):
+            source.create_slot()
+        assert database.execute("SELECT pubname FROM pg_publication").fetchall() == []
+        assert database.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
+    finally:
+        database.execute("DROP FOREIGN DATA WRAPPER IF EXISTS far CASCADE")
+
+
+@pytest.mark.parametrize("identity", ["FULL", "USING INDEX t_both"])
+def test_a_table_with_another_sufficient_replica_identity_is_read(
+    postgres: Postgres, database: psycopg.Connection, identity: str
+) -> None:  # H170
+    database.execute("CREATE TABLE src.t (id int NOT NULL, other int NOT NULL)")
+    database.execute(f"CREATE UNIQUE INDEX t_both ON src.t (id, other); ALTER TABLE src.t REPLICA IDENTITY {identity}")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="enough", bounded=True, lsn_column=None)
+    source.create_slot()
+    database.execute("INSERT INTO src.t VALUES (1, 2); UPDATE src.t SET id = 5; DELETE FROM src.t")
+    found = [(row["op"], row["id"]) for row in rows(source, ["changes", []])]
+    assert found == [("i", 1), ("d", 1), ("i", 5), ("d", 5)]
+
+
+def test_an_update_of_any_column_of_the_primary_key_deletes_the_old_row(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H171
+    database.execute("CREATE TABLE src.t (tenant int, id int, PRIMARY KEY (tenant, id))")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="tenants", bounded=True, lsn_column=None)
+    source.create_slot()
+    database.execute("INSERT INTO src.t VALUES (1, 1); UPDATE src.t SET tenant = 3")
+    found = [(row["op"], row["tenant"], row["id"]) for row in rows(source, ["changes", []])]
+    assert found == [("i", 1, 1), ("d", 1, 1), ("i", 3, 1)]
+
+
+PUBLICATION = "ALTER PUBLICATION headgate_watched "
+ELSEWHERE = {
+    "swapped": (
+        "ALTER TABLE src.t RENAME TO before; CREATE TABLE src.t (id int PRIMARY KEY)",
+        r"that one is src\.before now, and another one has the name src\.t",
+    ),
+    "made again": ("DROP TABLE src.t; CREATE TABLE src.t (id int PRIMARY KEY)", "that one was dropped, and another"),
+    "made again, and published": (
+        f"DROP TABLE src.t; CREATE TABLE src.t (id int PRIMARY KEY); {PUBLICATION} ADD TABLE src.t",
+        "that one was dropped, and another",
+    ),
+    "dropped": ("DROP TABLE src.t", "there is no table src.t|that one was dropped"),
+    "moved": ("ALTER TABLE src.t SET SCHEMA public", "there is no table src.t|that one is t now"),
+    "a list of columns": (f"{PUBLICATION} SET TABLE src.t (id)", "was without the table for a time, or was changed"),
+    "a row filter": (f"{PUBLICATION} SET TABLE src.t WHERE (id > 5)", "was without the table for a time"),
+    "only inserts": (f"{PUBLICATION} SET (publish = 'insert')", "does not publish all of insert, update, delete"),
+    "not published": (f"{PUBLICATION} DROP TABLE src.t", "does not have the table any more.*copy the table again"),
+    "published again": (
+        f"{PUBLICATION} DROP TABLE src.t; {PUBLICATION} ADD TABLE src.t",
+        "was without the table for a time",
+    ),
+    "no publication": ("DROP PUBLICATION headgate_watched", "does not have the table any more"),
+    "no identity": ("ALTER TABLE src.t REPLICA IDENTITY NOTHING", "no replica identity.*call drop_slot"),
+    "inherited": ("CREATE TABLE src.child () INHERITS (src.t)", "inherit from it"),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_a_table_that_is_another_one_or_is_not_published_any_more_is_not_silence(
+    postgres: Postgres, database: psycopg.Connection, case: str, is_idle: bool
+) -> None:  # H170
+    """At the next look, after a change or without one; at a restore in another task; and on another driver."""
+    statements, text = ELSEWHERE[case]
+    database.execute("DROP TABLE IF EXISTS public.t; CREATE TABLE src.t (id int PRIMARY KEY)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="watched")
+    try:
+        asked: Any = Asked()
+        enumerator: Any = source.enumerator(None)
+        await enumerator.start(asked)
+        await enumerator.handle_split_request(0)
+        await enumerator.handle_source_event(0, 0, range_read_event(None, None, "10:10:"))
+        await enumerator.handle_split_request(0)
+        state = await enumerator.snapshot_state(1)
+        await enumerator.notify_checkpoint_complete(1)
+        _, changes = asked.assigned[-1]
+        assert changes[0] == "changes"
+        make: Any = source.operator
+        reader, restored = make(), make()
+        reading = reader.read_from(changes, None)
+        database.execute("INSERT INTO src.t VALUES (1)")
+        position, batch = next(reading)
+        assert batch.column("id").to_pylist() == [1]
+        assert next(reading) is None
+        if not is_idle:
+            database.execute("INSERT INTO src.t VALUES (2)")
+        database.execute(statements)
+        for someone in (reading, restored.read_from(changes, position)):
+            with pytest.raises(SourceDataLost, match=text):
+                next(someone)
+        reader.close()
+        restored.close()
+        again: Any = PostgresSource(postgres.conninfo, "src.t", "id", changes="watched").enumerator(state)
+        if case not in ("no identity", "inherited"):
+            with pytest.raises((SourceDataLost, ValueError), match=text):
+                await again.start(Asked())
+    finally:
+        database.execute("DROP TABLE IF EXISTS public.t")
+
+
+def test_a_slot_that_was_made_again_before_the_first_change_is_an_error(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H170
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="remade", bounded=True)
+    identity = source.create_slot()
+    database.execute("INSERT INTO src.t VALUES (1); SELECT pg_drop_replication_slot('remade')")
+    source.create_slot()
+    with pytest.raises(SourceDataLost, match="has moved on past the checkpoint"):
+        rows(source, ["changes", [], identity])
+
+
+def test_a_table_that_is_swapped_while_it_is_copied_is_an_error(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H170, H172
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY); INSERT INTO src.t VALUES (1), (2)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", range_rows=1)
+    reading: PostgresReader = source.operator()  # type: ignore[assignment]
+    first, second, *_ = source.ranges()
+    assert next(iter(reading.read_from(first, None)))
+    database.execute("ALTER TABLE src.t RENAME TO before; CREATE TABLE src.t (id int PRIMARY KEY)")
+    with pytest.raises(SourceDataLost, match=r"that one is src\.before now"):
+        next(iter(reading.read_from(second, None)))
+
+
+COLUMNS = {
+    "renamed": ("ALTER TABLE src.t RENAME v TO w", "column 'v' is not there: it was renamed"),
+    "dropped": ("ALTER TABLE src.t DROP v", "column 'v' is not there"),
+    "added": ("ALTER TABLE src.t ADD w int DEFAULT 7", "column 'w' is not among those that are read"),
+    "generated": (
+        "ALTER TABLE src.t DROP v; ALTER TABLE src.t ADD v text GENERATED ALWAYS AS ('a') STORED",
+        "column 'v' is not there|are generated",
+    ),
+    "wider": ("ALTER TABLE src.t ALTER n TYPE bigint", "column 'n' has another type: it is int64 in Arrow, and int32"),
+    "more digits": ("ALTER TABLE src.t ALTER d TYPE numeric(9, 4)", r"column 'd' has another type: it is decimal128"),
+    "another kind": ("ALTER TABLE src.t ALTER v TYPE int USING 5", "column 'v' has another type: it is int32"),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_that_are_not_those_that_are_read_are_named_and_never_null(
+    postgres: Postgres, database: psycopg.Connection, case: str
+) -> None:  # H170, H171
+    statement, text = COLUMNS[case]
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY, v text, n int, d numeric(9, 2))")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="columns", bounded=True)
+    source.create_slot()
+    make: Any = source.operator
+    reader, copying = make(), make()
+    database.execute("INSERT INTO src.t VALUES (6, 'before', 1, 1)")
+    database.execute(statement)
+    database.execute("INSERT INTO src.t (id) VALUES (7)")
+    with pytest.raises(SourceDataLost, match=rf"src\.t.*{text}|{text}") as refusal:
+        list(reader.read_from(["changes", []], None))
+    if case != "generated":
+        assert "at the change of the row with id = 7" in str(refusal.value)
+        assert "Pass columns= without this one" in str(refusal.value)
+    reader.close()
+    if case == "generated":  # the table still has its values
+        return
+    with pytest.raises(SourceDataLost, match=rf"the columns of src\.t.*{text}"):
+        list(copying.read_from(["range", None, None], None))
+
+
+def test_a_column_that_comes_later_is_null_in_no_change_before_it(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H171
+    """A later run wants it too; one that names its columns reads on."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", ["id"], changes="later", bounded=True)
+    source.create_slot()
+    database.execute("INSERT INTO src.t VALUES (1)")
+    database.execute("ALTER TABLE src.t ADD v text NOT NULL DEFAULT 'a'")
+    database.execute("INSERT INTO src.t VALUES (2, 'b')")
+    assert [row["id"] for row in rows(source, ["changes", []])] == [1, 2]
+    later = PostgresSource(postgres.conninfo, "src.t", "id", changes="later", bounded=True)
+    with pytest.raises(SourceDataLost, match=r"row with id = 1: column 'v' is not there.*added later"):
+        rows(later, ["changes", []])
+
+
+IMPOSSIBLE = {
+    "'infinity'::timestamptz": "timestamptz",
+    "'-infinity'::date": "date",
+    "'0044-03-15 BC'::date": "date",
+    "'0044-03-15 10:00 BC'::timestamp": "timestamp",
+    "'NaN'::numeric": "numeric(10, 2)",
+}
+
+
+@pytest.mark.parametrize("value", IMPOSSIBLE)
+def test_a_value_that_arrow_does_not_have_is_named_with_its_row(
+    postgres: Postgres, database: psycopg.Connection, value: str
+) -> None:  # H171
+    database.execute(f"CREATE TABLE src.t (id int PRIMARY KEY, v {IMPOSSIBLE[value]})")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="impossible", bounded=True)
+    source.create_slot()
+    database.execute(f"INSERT INTO src.t VALUES (6, NULL), (7, {value})")
+    for split in (["range", None, None], ["changes", []]):
+        with pytest.raises(
+            ValueError, match=r"column 'v' of src\.t is '.*' in the row with id = 7, .*columns= without"
+        ):
+            rows(source, split)
+
+
+def test_values_are_the_same_in_the_table_and_in_its_changes(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H171
+    database.execute(
+        "CREATE TABLE src.t (id int PRIMARY KEY, code char(5), net inet, less real, more double precision, "
+        "list real[], span interval, cash money, bits bit(3), one xml, yes boolean[], point point, range int4range)"
+    )
+    database.execute("ALTER ROLE headgate SET extra_float_digits = 0")
+    try:
+        source = PostgresSource(postgres.conninfo, "src.t", "id", changes="same", bounded=True, lsn_column=None)
+        source.create_slot()
+        database.execute(
+            "INSERT INTO src.t VALUES (1, 'ab', '10.0.0.1', 0.1, 0.1::float8 + 0.2, '{0.1,1e-7}', '1 day 2 hours', 5, "
+            "B'101', '<a/>', '{t,f}', '(0.1,2)', '[1,5)')"
+        )
+        (copied,), (changed,) = rows(source, ["range", None, None]), rows(source, ["changes", []])
+    finally:
+        database.execute("ALTER ROLE headgate RESET extra_float_digits")
+    assert {**changed, "op": "r"} == copied
+    assert (copied["code"], copied["net"], copied["more"]) == ("ab   ", "10.0.0.1", 0.1 + 0.2)
+
+
+@pytest.mark.parametrize("range_rows", [1, 2, 3, 4, 10])
+def test_rows_without_a_key_are_read_too(
+    postgres: Postgres, database: psycopg.Connection, range_rows: int
+) -> None:  # H171
+    database.execute("CREATE TABLE src.t (id int UNIQUE); INSERT INTO src.t VALUES (1), (2), (NULL), (NULL)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", range_rows=range_rows)
+    splits = list(islice(source.ranges(), 10))
+    assert [row["id"] for split in splits for row in rows(source, split)] == [1, 2, None, None]
+
+
+def test_a_view_is_read_without_changes(postgres: Postgres, database: psycopg.Connection) -> None:
+    database.execute("CREATE VIEW src.v AS SELECT 1 AS id; CREATE MATERIALIZED VIEW src.m AS SELECT 2 AS id")
+    for name, key in (("src.v", 1), ("src.m", 2)):
+        source = PostgresSource(postgres.conninfo, name, "id")
+        assert [row for split in source.ranges() for row in rows(source, split)] == [{"id": key}]

@@ -38,7 +38,22 @@ from protocol.wire.state import (
 from spark_bridge.common.conninfo import connect
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres.ranges import pack_ranges
-from spark_bridge.sources.postgres.task import CHANGES_READ, RANGE_READ, PostgresReader, PostgresSettings
+from spark_bridge.sources.postgres.table import (
+    TableFacts,
+    arrow_type,
+    identity_columns,
+    look,
+    place_in_publication,
+    why_no_changes,
+)
+from spark_bridge.sources.postgres.task import (
+    CHANGES_READ,
+    RANGE_READ,
+    PostgresReader,
+    PostgresSettings,
+    check_published,
+    check_table,
+)
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -75,7 +90,8 @@ class PostgresSource(Source):
         conninfo: how to connect, from the driver and from every task: a libpq connection string or URL.
         table: the table, as ``table`` (of the schema public) or ``schema.table``.
         key: the column of the primary key, an integer or a UUID.
-        columns: the columns to read; by default all.
+        columns: the columns to read; by default all that the table has at the start. A column that comes later is then
+            an error; with ``columns``, it is not read.
         changes: the name of the replication slot for changes, unique in the server; letters, digits and underscores.
             None reads the table only, and ends.
         bounded: end when everything has been read that was committed when the task began to read changes. In streaming
@@ -146,31 +162,31 @@ class PostgresSource(Source):
                 "executor connect"
             ) from error
 
-    @cached_property
-    def _column_types(self) -> dict[str, tuple[str, int]]:
-        """The types of the columns that are read, and their modifiers. Blocks."""
+    def _look(self) -> TableFacts:
+        """What the table is now. Blocks."""
         with self._connect() as connection:
-            found = connection.execute(
-                "SELECT attname, format_type(atttypid, NULL), atttypmod FROM pg_attribute WHERE attrelid = "
-                "to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-                (sql.Identifier(*self._table).as_string(connection),),
-            ).fetchall()
-        types: dict[str, tuple[str, int]] = {name: (type_, modifier) for name, type_, modifier in found}
-        if not types:
-            raise ValueError(f"there is no table {'.'.join(self._table)}: create it, or name the schema too")
-        missing = [column for column in (self._key, *(self._given_columns or ())) if column not in types]
+            found = look(connection, self._table)
+        name = ".".join(self._table)
+        if found is None:
+            raise ValueError(f"there is no table {name}: create it, or name the schema too")
+        missing = [column for column in (self._key, *(self._given_columns or ())) if column not in found.types]
         if missing:
             raise ValueError(
-                f"table {'.'.join(self._table)} has no columns {missing}, only {list(types)}: correct key and columns"
+                f"table {name} has no columns {missing}, only {list(found.types)}: correct key and columns"
             )
-        if types[self._key][0] not in _KEY_TYPES:
-            raise ValueError(f"the key {self._key!r} is a {types[self._key][0]}: it must be one of {_KEY_TYPES}")
-        return types
+        if (type_ := found.types[self._key]) not in _KEY_TYPES:
+            raise ValueError(f"the key {self._key!r} is a {type_}: it must be one of {_KEY_TYPES}")
+        return found
+
+    @cached_property
+    def _table_as_planned(self) -> TableFacts:
+        """Of which the columns are read, whatever the table is later. Blocks."""
+        return self._look()
 
     @property
     def columns(self) -> list[str]:
         """The columns of the table that are read; the key is always among them. Blocks."""
-        columns = list(self._given_columns or self._column_types)
+        columns = list(self._given_columns or self._table_as_planned.types)
         return columns if self._key in columns else [self._key, *columns]
 
     @cached_property
@@ -178,8 +194,8 @@ class PostgresSource(Source):
         """The columns, as a ``pyarrow.Schema``. Asks the server, and blocks."""
         import pyarrow
 
-        types = self._column_types
-        fields = [pyarrow.field(column, _arrow_type(*types[column])) for column in self.columns]
+        found = {column.name: column for column in self._table_as_planned.columns}
+        fields = [pyarrow.field(column, arrow_type(found[column])) for column in self.columns]
         fields += [pyarrow.field(self._op_column, pyarrow.string())] if self._op_column else []
         fields += [pyarrow.field(self._lsn_column, pyarrow.int64())] if self._lsn_column else []
         return pyarrow.schema(fields)
@@ -187,41 +203,60 @@ class PostgresSource(Source):
     @property
     def settings(self) -> PostgresSettings:
         """What both halves know. Blocks."""
+        with self._connect() as connection:
+            found = self._look()
+            identity = identity_columns(connection, found, self._key)
         return PostgresSettings(
             self._conninfo,
             self._table,
             self._key,
-            self._column_types[self._key][0],
+            self._table_as_planned.types[self._key],
             tuple(self.columns),
             self.schema.serialize().to_pybytes(),
             self._op_column,
             self._lsn_column,
             self._slot,
-            f"headgate_{self._slot}",
+            self._publication,
             self._batch_rows,
             self._bounded,
             self.range_rows,
+            found.oid,
+            identity,
+            self._given_columns is None and self.has_changes,
         )
 
-    def create_slot(self) -> None:
+    @property
+    def _publication(self) -> str:
+        return f"headgate_{self._slot}"
+
+    def create_slot(self) -> list[int | None] | None:
         """Create publication and slot if they do not exist, before anything is read. Blocks.
 
+        Returns the identity of the table, which a checkpoint keeps: its number, that of its place in the publication,
+        and the place in the log where the slot begins.
+
         Raises ``SourceBlocked`` if transactions that are open, of whatever database of the server, do not end in time:
-        the server waits for them. Raises ``ValueError`` if the server keeps no logical log, or if the name belongs to
-        something else: the publication to other tables, or the slot to another database or output plugin.
+        the server waits for them. Raises ``ValueError`` if the server keeps no logical log; if the table is one whose
+        changes would not come, or would fail for others; or if the name belongs to something else: the publication to
+        other tables, or the slot to another database or output plugin. Whatever can be refused is, before anything is
+        created.
         """
-        publication = sql.Identifier(self.settings.publication)
+        found = self._look()
         with self._connect(autocommit=True) as connection:
             (level,) = connection.execute("SHOW wal_level").fetchone() or ("",)
             if level != "logical":
                 raise ValueError(f"wal_level is {level!r}: set it to logical and restart the server, to read changes")
+            why = why_no_changes(connection, found, self._table, self._key, self.columns)
+            if why is not None:
+                raise ValueError(why)
+            self._check_slot_name(connection)
             with suppress(psycopg.errors.DuplicateObject):  # from an earlier start
                 connection.execute(
                     sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
-                        publication, sql.Identifier(*self._table)
+                        sql.Identifier(self._publication), sql.Identifier(*self._table)
                     )
                 )
-            self._check_names(connection)
+            place = self._check_publication(connection, found.oid)
             with suppress(psycopg.errors.DuplicateObject):  # what it has more is recognised by the snapshots
                 connection.execute(sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{SLOT_TIMEOUT_S:g}s")))
                 try:
@@ -231,19 +266,50 @@ class PostgresSource(Source):
                         f"the server has not created the replication slot {self._slot!r} within {SLOT_TIMEOUT_S:g} s, "
                         f"because it waits for transactions that are open: {_open_transactions(connection)}"
                     ) from error
+            (begin,) = connection.execute(
+                "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = %s",
+                (self._slot,),
+            ).fetchone() or (0,)
+        return [found.oid, place, begin]
 
-    def _check_names(self, connection: psycopg.Connection) -> None:
+    def _check_identity(self, identity: list[int | None]) -> None:
+        """Raise ``SourceDataLost`` if the table is not the one that a checkpoint was made of. Blocks.
+
+        ``identity`` is the number of the table, which another one with its name does not have; the number of its place
+        in the publication; and the place in the log where the slot began. Without changes, these two are None.
+        """
+        found = self._look()
+        oid, place, _ = identity
+        with self._connect() as connection:
+            check_table(connection, found, self._table, oid)
+            if self.has_changes:
+                check_published(connection, self._table, self._publication, found.oid, place)
+
+    def _read_identity(self) -> list[int | None]:
+        """What ``_check_identity`` wants of a table that is read without changes. Blocks."""
+        return [self._look().oid, None, None]
+
+    def _check_publication(self, connection: psycopg.Connection, oid: int) -> int:
         """What an earlier start left is this source's: otherwise no change of the table would ever come."""
-        name = self.settings.publication
-        published = connection.execute(
-            "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = %s", (name,)
-        ).fetchall()
-        if self._table not in published:
+        name = self._publication
+        found = place_in_publication(connection, name, oid)
+        if found is None:
+            published = connection.execute(
+                "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = %s", (name,)
+            ).fetchall()
             tables = ", ".join(".".join(table) for table in published) or "no table"
             raise ValueError(
                 f"the publication {name!r} is for {tables}, not for {'.'.join(self._table)}: give each source another "
                 f"name as changes=, or call drop_slot() of the source that had {self._slot!r} before"
             )
+        if found[1] is not None:
+            raise ValueError(
+                f"the publication {name!r} {found[1]} for {'.'.join(self._table)}, so that changes would be missing: "
+                f"run DROP PUBLICATION {name}, and this source creates the one it needs"
+            )
+        return found[0]
+
+    def _check_slot_name(self, connection: psycopg.Connection) -> None:
         found = connection.execute(
             "SELECT plugin::text, database::text, current_database()::text FROM pg_replication_slots "
             "WHERE slot_name = %s",
@@ -262,9 +328,7 @@ class PostgresSource(Source):
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
                 (self._slot,),
             )
-            connection.execute(
-                sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(f"headgate_{self._slot}"))
-            )
+            connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self._publication)))
 
     def ranges(self) -> Iterator[list[Any]]:
         """The ranges of the key, ``["range", low, high]``: above ``low``, up to ``high``. The last one has no end.
@@ -280,7 +344,7 @@ class PostgresSource(Source):
         with self._connect() as connection:
             while True:
                 above = (
-                    sql.SQL("true")
+                    sql.SQL("{} IS NOT NULL").format(key)  # the last range has those without one
                     if low is None
                     else sql.SQL("{} > CAST({} AS {})").format(key, sql.Literal(low), type_)
                 )
@@ -339,6 +403,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._pending = PendingSplits(lambda split, position: source.range_rows if split[0] == "range" else 0)
         self._count = 0
         self._has_begun = False  # the changes were handed out
+        self._identity: list[int | None] | None = None  # of the table; None in a state of before
         self._changes_to: int | None = None  # where a bounded read of the changes has ended
         self._read: dict[str | None, bytes] = {}  # the low end of a range to an encoded ``[low, high, snapshot]``
         self._unsettled: dict[int, dict[str | None, int]] = {_NO_CUT: {}}  # by first cut: low end to who has read it
@@ -363,6 +428,7 @@ class PostgresEnumerator(SplitEnumerator):
             yield from self._pending.restore_in_steps(fields["pending"])
         self._count, self._has_begun = fields["count"], fields["begun"]
         self._changes_to = fields.get("changes_to")
+        self._identity = fields.get("identity")
         for chunk in drain(fields["read"]):
             self._read |= {decode_entry(one)[0]: one for one in chunk}
             self._account.keep(_READ, sum(map(len, chunk)) + ENTRY_BYTES * len(chunk))
@@ -387,12 +453,14 @@ class PostgresEnumerator(SplitEnumerator):
         self._context = context
         await self._restoring.finish()
         if self._is_restored:
+            if self._identity is not None and (self._source.has_changes or len(self._pending)):
+                await USER.run(self._source._check_identity, self._identity)
             if self._changes_to is not None and not context.coordinator.input_begins_again:
                 self._pending.add(SplitAt(await self._changes(), self._changes_to))
                 self._changes_to = None
             return
-        if self._source.has_changes:
-            await USER.run(self._source.create_slot)
+        begin = self._source.create_slot if self._source.has_changes else self._source._read_identity
+        self._identity = await USER.run(begin)
         ranges = await USER.run(lambda: [encode_split(one) for one in self._source.ranges()])
         await in_turns(self._pending.restore_in_steps(ranges))
         self._count = len(self._pending)
@@ -453,7 +521,8 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def _changes(self) -> list[Any]:
         """In the order of the key, with the snapshot of each range."""
-        return ["changes", await USER.run(pack_ranges, self._read, self._count)]
+        changes = ["changes", await USER.run(pack_ranges, self._read, self._count)]
+        return changes if self._identity is None else [*changes, self._identity]
 
     @property
     def _is_settled(self) -> bool:
@@ -467,6 +536,7 @@ class PostgresEnumerator(SplitEnumerator):
             "count": self._count,
             "begun": self._has_begun,
             "changes_to": self._changes_to,
+            "identity": self._identity,
             "read": iter(self._read.values()),
         }
         return await in_turns(encode_state_in_steps(POSTGRES, fields))
@@ -475,26 +545,3 @@ class PostgresEnumerator(SplitEnumerator):
         for covered in [cut for cut in self._unsettled if _NO_CUT != cut <= checkpoint_id]:
             del self._unsettled[covered]
         await self._serve()
-
-
-def _arrow_type(type_: str, modifier: int) -> Any:
-    """The Arrow type of a column; a text for all types that have none."""
-    import pyarrow
-
-    simple = {
-        "smallint": pyarrow.int16(),
-        "integer": pyarrow.int32(),
-        "bigint": pyarrow.int64(),
-        "real": pyarrow.float32(),
-        "double precision": pyarrow.float64(),
-        "boolean": pyarrow.bool_(),
-        "bytea": pyarrow.binary(),
-        "date": pyarrow.date32(),
-        "timestamp without time zone": pyarrow.timestamp("us"),
-        "timestamp with time zone": pyarrow.timestamp("us", "UTC"),
-    }
-    if type_ == "numeric" and modifier >= 4:
-        precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
-        if precision <= 38 and scale <= precision:
-            return pyarrow.decimal128(precision, scale)
-    return simple.get(type_, pyarrow.string())

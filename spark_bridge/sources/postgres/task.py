@@ -17,16 +17,26 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
+from protocol.describing import show
 from spark_bridge.common.conninfo import connect
 from spark_bridge.sources.errors import SourceDataLost
-from spark_bridge.sources.postgres.pgoutput import UNCHANGED, Change, Transaction, transactions
+from spark_bridge.sources.postgres.pgoutput import UNCHANGED, Change, Column, Relation, Transaction, transactions
 from spark_bridge.sources.postgres.ranges import unpack_ranges
+from spark_bridge.sources.postgres.table import (
+    TableFacts,
+    look,
+    place_in_publication,
+    why_columns_differ,
+    why_no_changes,
+)
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -44,7 +54,10 @@ CHANGES_READ = "headgate/postgres-changes-read"
 
 @dataclass(frozen=True)
 class PostgresSettings:
-    """How a table is read. ``types`` are those of the columns, ``schema`` that of the batches in Arrow's own format."""
+    """How a table is read. ``schema`` is that of the batches, in Arrow's own format.
+
+    ``oid`` is the server's number of the table, ``identity`` the columns that tell its rows apart.
+    """
 
     conninfo: str = field(repr=False)
     table: tuple[str, str]
@@ -59,6 +72,9 @@ class PostgresSettings:
     batch_rows: int
     bounded: bool
     range_rows: int
+    oid: int
+    identity: tuple[str, ...]
+    has_all_columns: bool
 
     @property
     def name(self) -> sql.Identifier:
@@ -67,7 +83,44 @@ class PostgresSettings:
     def connect(self) -> psycopg.Connection:
         """Open a connection whose texts do not depend on the server's settings. Raises ``OperationalError``."""
         options = "-c timezone=UTC -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
-        return connect(self.conninfo, autocommit=True, application_name="headgate", options=options)
+        options += " -c extra_float_digits=1"
+        return connect(
+            self.conninfo, autocommit=True, application_name="headgate", options=options, client_encoding="utf8"
+        )
+
+
+def check_table(connection: psycopg.Connection, found: TableFacts | None, table: tuple[str, str], oid: Any) -> None:
+    """Raise ``SourceDataLost`` if what has the table's name is not the table with this number."""
+    if found is not None and found.oid == oid:
+        return
+    name = ".".join(table)
+    now = connection.execute("SELECT %s::oid::regclass::text FROM pg_class WHERE oid = %s::oid", (oid, oid)).fetchone()
+    raise SourceDataLost(
+        f"{name} is not the table that was being read: "
+        + (f"that one is {now[0]} now" if now else "that one was dropped")
+        + (f", and another one has the name {name}" if found else "")
+        + ". What was changed since then cannot be known. Give the table its name back, or start again without a "
+        "checkpoint, after drop_slot(), to read the table that has the name"
+    )
+
+
+def check_published(
+    connection: psycopg.Connection, table: tuple[str, str], publication: str, oid: int, place: int | None
+) -> None:
+    """Raise ``SourceDataLost`` if the publication has not all changes of the table, or was without it for a time."""
+    found = place_in_publication(connection, publication, oid)
+    if found is None:
+        what = "does not have the table any more"
+    elif place is not None and found[0] != place:
+        what = "was without the table for a time, or was changed"
+    elif found[1] is not None:
+        what = found[1]
+    else:
+        return
+    raise SourceDataLost(
+        f"the publication {publication!r} {what}: changes of {'.'.join(table)} are missing. Call drop_slot(), and "
+        "start again without a checkpoint to copy the table again"
+    )
 
 
 def changes_read_event(until: int) -> list[Any]:
@@ -87,6 +140,7 @@ class PostgresReader(SplitReader):
         self._settings = settings
         self.rate_limit_per_s = rate_limit_per_s
         self._connection: psycopg.Connection | None = None
+        self._identity: list[Any] = [settings.oid, None, None]  # number, place in the publication, slot
         self._position = 0  # of the changes
         self._at_checkpoints: dict[int, int] = {}
         self._changes_max = CHANGES_MAX
@@ -97,7 +151,7 @@ class PostgresReader(SplitReader):
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         if split[0] == "range":
             return self._read_range(split[1], split[2], position)
-        return self._read_changes(split[1], position)
+        return self._read_changes(split[1], position, *split[2:])
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
@@ -132,23 +186,42 @@ class PostgresReader(SplitReader):
         bound = sql.SQL("{} {} CAST({} AS {})")
         type_ = sql.SQL(settings.key_type)
         wanted = [bound.format(key, sql.SQL(">"), sql.Literal(low), type_)] if low is not None else []
-        wanted += [bound.format(key, sql.SQL("<="), sql.Literal(high), type_)] if high is not None else []
+        if high is not None:
+            wanted.append(bound.format(key, sql.SQL("<="), sql.Literal(high), type_))
+        elif wanted:
+            wanted = [sql.SQL("({} OR {} IS NULL)").format(*wanted, key)]
         query = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {}").format(
-            sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(one)) for one in settings.columns),
+            sql.SQL(", ").join(map(sql.Identifier, settings.columns)),
             settings.name,
             sql.SQL(" AND ").join(wanted) if wanted else sql.SQL("true"),
-            sql.Identifier(*settings.table, settings.key),  # without the table, it would be the text
+            key,
         )
         with settings.connect() as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            unlocked = (psycopg.errors.WrongObjectType, psycopg.errors.InsufficientPrivilege)  # a foreign table, say
+            with suppress(*unlocked), connection.transaction():  # so that the columns are still these when it is read
+                connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(settings.name))
+            found = look(connection, settings.table)
+            check_table(connection, found, settings.table, settings.oid)
+            self._check_columns(found.columns if found else (), "")
             (snapshot,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
-            return snapshot, connection.execute(query).fetchall()
+            return snapshot, _texts(connection.execute(query))
+
+    def _check_columns(self, found: Sequence[Column], where: str) -> None:
+        settings = self._settings
+        why = why_columns_differ(found, self._schema, settings.columns, are_all=settings.has_all_columns)
+        if why is not None:
+            raise SourceDataLost(
+                f"the columns of {'.'.join(settings.table)} are not those that are read{where}: {why}. Pass columns= "
+                "without this one to read on; or start again without a checkpoint, to copy the table again as it is now"
+            )
 
     # --- changes --------------------------------------------------------------------------------------------------
 
     def _read_changes(
-        self, ranges: bytes | list[Any], position: int | None
+        self, ranges: bytes | list[Any], position: int | None, identity: list[int] | None = None
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
+        self._identity = identity or [self._settings.oid, None, None]
         covered = _Ranges(self._settings.key_type, ranges)
         self._position = position or 0
         until: int | None = None  # if it is bounded, where the log ended when it was asked first
@@ -195,7 +268,9 @@ class PostgresReader(SplitReader):
         if self._connection is None:
             self._connection = self._settings.connect()
             self._check_slot(self._connection)
-        (log_end,) = self._connection.execute("SELECT (pg_current_wal_lsn() - '0/0')::bigint").fetchone() or (0,)
+            self._check_outside(self._connection)
+        # What is written and not flushed yet, such as a commit that nobody waits for, is not decoded yet either.
+        (log_end,) = self._connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint").fetchone() or (0,)
         while True:
             messages = [
                 bytes(data)
@@ -205,10 +280,22 @@ class PostgresReader(SplitReader):
                     (self._settings.slot, self._changes_max, self._settings.publication),
                 )
             ]
+            self._check_outside(self._connection)  # after it: what was there at the end of the log is known to match
             found = [one for one in transactions(messages) if one.end > self._position]
             if found or len(messages) < self._changes_max:
                 return log_end, found
             self._changes_max *= 2  # all of these were read, but no checkpoint covers them yet
+
+    def _check_outside(self, connection: psycopg.Connection) -> None:
+        """The table is the one that was copied, and all of its changes come."""
+        settings, (oid, place, _) = self._settings, self._identity
+        found = look(connection, settings.table)
+        check_table(connection, found, settings.table, oid)
+        assert found is not None, "the table has just been compared"
+        check_published(connection, settings.table, settings.publication, oid, place)
+        why = why_no_changes(connection, found, settings.table, settings.key, settings.columns)
+        if why is not None:
+            raise SourceDataLost(f"{why}. To stop reading its changes, call drop_slot()")
 
     def _check_slot(self, connection: psycopg.Connection) -> None:
         """The slot begins where the last checkpoint that has completed ends, or before."""
@@ -220,7 +307,7 @@ class PostgresReader(SplitReader):
             what = "is gone"
         elif found[1] == "lost":
             what = "has lost changes, because max_slot_wal_keep_size was too small for the time without checkpoints"
-        elif self._position and found[0] > self._position:
+        elif (begin := self._position or self._identity[2]) and found[0] > begin:
             what = "has moved on past the checkpoint that was restored, which is not the newest one"
         else:
             return
@@ -232,15 +319,24 @@ class PostgresReader(SplitReader):
     def _batches(self, found: Sequence[Transaction], covered: _Ranges) -> Iterator[pyarrow.RecordBatch]:
         """Whole transactions, about ``batch_rows`` rows in a batch; moves the position."""
         rows: list[tuple[str, int, dict[str, Any]]] = []
+        checked: Relation | None = None
         for one in found:
             for change in one.changes:
-                if (change.schema, change.table) == self._settings.table:
+                if change.relation.number == self._identity[0]:
+                    if change.relation is not checked:
+                        self._check_columns(change.relation.columns, self._at(change))
+                        checked = change.relation
                     rows += [(op, one.end, values) for op, values in self._rows(one.xid, change, covered)]
             self._position = one.end
             if len(rows) >= self._settings.batch_rows or (one is found[-1]):
                 columns = {name: [values.get(name) for _, _, values in rows] for name in self._settings.columns}
                 yield self._batch(columns, [op for op, _, _ in rows], [lsn for _, lsn, _ in rows])
                 rows = []
+
+    def _at(self, change: Change) -> str:
+        key = self._settings.key
+        value = (change.new or change.old).get(key)
+        return f", at the change of the row with {key} = {value}" if value is not None else ", at a change"
 
     def _rows(self, xid: int, change: Change, covered: _Ranges) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows that a change makes: a change of the key deletes one row and inserts another."""
@@ -260,7 +356,9 @@ class PostgresReader(SplitReader):
                     f"ALTER TABLE {'.'.join(self._settings.table)} REPLICA IDENTITY FULL, and start again without a "
                     "checkpoint"
                 )
-        moved = change.op == "u" and change.old.get(key) not in (None, change.new.get(key))
+        moved = change.op == "u" and any(
+            change.old.get(column) not in (None, change.new.get(column)) for column in self._settings.identity
+        )
         if (change.op == "d" or moved) and not covered.has(change.old[key], xid):
             yield "d", change.old
         if change.op != "d" and not covered.has(change.new[key], xid):
@@ -291,19 +389,52 @@ class PostgresReader(SplitReader):
 
     # --- Arrow ----------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _schema(self) -> pyarrow.Schema:
+        import pyarrow
+
+        return pyarrow.ipc.read_schema(pyarrow.BufferReader(self._settings.schema))
+
     def _batch(self, columns: dict[str, list[Any]], ops: list[str], lsns: list[int]) -> pyarrow.RecordBatch:
         import pyarrow
 
-        schema = pyarrow.ipc.read_schema(pyarrow.BufferReader(self._settings.schema))
         arrays = []
-        for one in schema:
+        for one in self._schema:
             if one.name == self._settings.op_column:
                 arrays.append(pyarrow.array(ops, one.type))
             elif one.name == self._settings.lsn_column:
                 arrays.append(pyarrow.array(lsns, one.type))
             else:
-                arrays.append(_array(columns.get(one.name, []), one.type))
-        return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+                arrays.append(self._column(one, columns.get(one.name, []), columns.get(self._settings.key, [])))
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _column(self, field: pyarrow.Field, texts: list[str | None], keys: list[str | None]) -> pyarrow.Array:
+        """Convert a column. Raises ``ValueError``, which names the first value that its type does not have."""
+        import pyarrow
+
+        try:
+            return _array(texts, field.type)
+        except pyarrow.ArrowInvalid:
+            for key, text in zip(keys, texts, strict=True):
+                try:
+                    _array([text], field.type)
+                except pyarrow.ArrowInvalid as error:
+                    table, key_column = ".".join(self._settings.table), self._settings.key
+                    raise ValueError(
+                        f"column {field.name!r} of {table} is {show(text, 80)} in the row with {key_column} = {key}, "
+                        f"which {field.type} in Arrow cannot be: pass columns= without this column; or correct the "
+                        "value and start again without a checkpoint, since the log has it too"
+                    ) from error
+            raise
+
+
+def _texts(cursor: psycopg.Cursor[Any]) -> list[tuple[str | None, ...]]:
+    """The rows as the server writes their values itself, which is also how it writes those of changes."""
+    result = cursor.pgresult
+    assert result is not None, "a query has just been run"
+    columns = range(result.nfields)
+    values = ((result.get_value(row, column) for column in columns) for row in range(result.ntuples))
+    return [tuple(None if value is None else value.decode() for value in row) for row in values]
 
 
 def _array(texts: list[str | None], type_: pyarrow.DataType) -> pyarrow.Array:
