@@ -81,6 +81,10 @@ class RequestFailed(ProtocolError):
         super().__init__(lines(text))
 
 
+class NoRestart(HeadgateError):
+    """Each further run would fail in the same way, until somebody changes something: none is tried."""
+
+
 class RunRefused(HeadgateError):
     """A run may not begin, and another try would be refused in the same way."""
 

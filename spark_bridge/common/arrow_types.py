@@ -9,6 +9,7 @@ its file) either keeps each value or fails and names the column: what is convert
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -53,14 +54,16 @@ SPARK_TYPES = (
 )
 
 
-def for_spark(schema: pyarrow.Schema) -> pyarrow.Schema:
+def for_spark(schema: pyarrow.Schema, own: Callable[[Any], Any] = lambda given: None) -> pyarrow.Schema:
     """Return the schema, in Arrow's types, with which Spark gets what has this one.
+
+    ``own`` returns the form of types that a target other than Spark has another form of, and None for all others.
 
     Raises ``ValueError``, which names the column, for a type that Spark has no form of.
     """
     import pyarrow
 
-    return pyarrow.schema([one.with_type(_spark_type(one.type, one.name)).remove_metadata() for one in schema])
+    return pyarrow.schema([one.with_type(_spark_type(one.type, one.name, own)).remove_metadata() for one in schema])
 
 
 def arrow_form(schema: StructType) -> pyarrow.Schema:
@@ -74,20 +77,22 @@ def arrow_form(schema: StructType) -> pyarrow.Schema:
     return to_arrow_schema(schema)  # Spark 4.1 and 4.2, where UTC is the default
 
 
-def _spark_type(given: Any, column: str) -> Any:
+def _spark_type(given: Any, column: str, own: Callable[[Any], Any]) -> Any:
     import pyarrow as pa
 
     types = pa.types
+    if (chosen := own(given)) is not None:
+        return chosen
     if isinstance(given, pa.BaseExtensionType):
-        return _spark_type(given.storage_type, column)
+        return _spark_type(given.storage_type, column, own)
     if types.is_dictionary(given) or types.is_run_end_encoded(given):
-        return _spark_type(given.value_type, column)
+        return _spark_type(given.value_type, column, own)
     if types.is_struct(given):
-        return pa.struct([one.with_type(_spark_type(one.type, f"{column}.{one.name}")) for one in given])
+        return pa.struct([one.with_type(_spark_type(one.type, f"{column}.{one.name}", own)) for one in given])
     if types.is_map(given):
-        return pa.map_(_spark_type(given.key_type, column), _field(given.item_field, column))
+        return pa.map_(_spark_type(given.key_type, column, own), _field(given.item_field, column, own))
     if _is_list(given):
-        return pa.list_(_field(given.value_field, f"{column}[]"))
+        return pa.list_(_field(given.value_field, f"{column}[]", own))
     found = _simple(given)
     if found is not None:
         return found
@@ -97,8 +102,8 @@ def _spark_type(given: Any, column: str) -> Any:
     )
 
 
-def _field(field: Any, column: str) -> Any:
-    return field.with_type(_spark_type(field.type, column))
+def _field(field: Any, column: str, own: Callable[[Any], Any]) -> Any:
+    return field.with_type(_spark_type(field.type, column, own))
 
 
 def _is_list(given: Any) -> bool:

@@ -21,7 +21,7 @@ import anyio
 from actors.coordination import CheckpointFailed
 from actors.logs import get_logger
 from protocol.describing import a_type, is_a, text_of, type_name
-from protocol.errors import RunRefused
+from protocol.errors import NoRestart, RunRefused
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.common.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 from spark_bridge.driver.interrupts import holding_interrupts
@@ -222,8 +222,8 @@ class Restarter:
         if self._runs.fenced is not None:
             raise self._runs.fenced from error
         _, cause = self._runs.failures
-        if is_a(cause, RunRefused):
-            raise cause from self._last_error or error  # each further run would be refused like this one
+        if is_a(cause, RunRefused) or is_a(cause, NoRestart):
+            raise cause from self._last_error or error  # each further run would fail like this one
         if is_a(cause, OperatorBroken):
             raise cause  # likewise; the cause that is chained says more than Spark's error
         self._last_error = error

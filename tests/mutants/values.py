@@ -167,5 +167,45 @@ rows-without-a-key-are-skipped [new; H171]
   @ spark_bridge.sources.postgres.task:PostgresReader._select
   - elif wanted:
   + elif False:
+rows-of-workers-are-in-utc [found; H171]
+  The local time in a Row of Spark is taken to be in UTC.
+  @ spark_bridge.sinks.parquet.values:_timestamp
+  - return value.astimezone()
+  + return value
+numbers-lose-their-fraction [new; H171]
+  A number that is not whole is cut for a column of integers.
+  @ spark_bridge.sinks.parquet.values:_integer
+  - if is_whole:
+  + if True:
+unsigned-numbers-as-signed-ones [found; H171]
+  A Delta table gets files whose numbers its own types do not have.
+  @ spark_bridge.sinks.delta.sink:DeltaSink.writer
+  - for_spark(self._schema))
+  + self._schema)
+rules-of-a-table-are-ignored [found; H170]
+  Rows go into a Delta table whose CHECK constraints nobody has looked at.
+  @ spark_bridge.sinks.parquet.driver:ParquetCommitter._check_rules
+  - if rules:
+  + if False:
+types-of-a-table-are-ignored [found; H170]
+  A sink starts on an Iceberg table with other types, and each commit fails.
+  @ spark_bridge.sinks.parquet.fitting:_of_field
+  - elif _plain(our) != _plain(their) and not is_read_as(our, their):
+  + elif False:
+tables-that-may-not-be-null [found; H170]
+  Rows with NULL go into a table that has none in this column.
+  @ spark_bridge.sinks.parquet.fitting:_of_field
+  - if ours.nullable and not theirs.nullable:
+  + if False:
+tables-change-before-the-commit [found; H170]
+  A file goes into a table that had other columns when it was written.
+  @ spark_bridge.sinks.parquet.driver:ParquetCommitter.commit
+  - self._check_table_again(table, new)
+  + pass
+tables-made-again [new; H170]
+  Rows for a table go into another one that took its place.
+  @ spark_bridge.sinks.parquet.driver:ParquetCommitter._check_table_again
+  - if self.identity(table) != self._identity:
+  + if False:
 """
 )

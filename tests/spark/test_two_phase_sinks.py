@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from headgate.sinks import (
     TwoPhaseSinkCoordinator,
     TwoPhaseSinkOperator,
 )
+from spark_bridge.sinks.two_phase.errors import SinkMisused
 from tests.spark.faults.rows import Jobs
 
 if TYPE_CHECKING:
@@ -71,6 +74,24 @@ class Troubled(TwoPhaseSinkOperator):
         if not done.exists():
             done.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Written(TwoPhaseSinkOperator):
+    def encode(self, record: int) -> dict[str, Any]:
+        return {"number": record, "what": None}
+
+
+class InNewYork(TwoPhaseSinkOperator):
+    """Reads its rows in a worker with another zone."""
+
+    def process(self, records: Iterator[Any]) -> None:
+        os.environ["TZ"] = "America/New_York"
+        time.tzset()
+        try:
+            super().process(records)
+        finally:
+            del os.environ["TZ"]
+            time.tzset()
 
 
 class DiesBeforeItsCommit(TwoPhaseSinkCoordinator):
@@ -158,3 +179,44 @@ def test_every_row_is_there_once_after_a_killed_task_and_a_driver_that_died_befo
     assert sorted((row["number"], row["what"]) for row in read()) == ROWS
     if which == "postgres prepared":
         assert request.getfixturevalue("postgres").prepared() == []
+
+
+def test_a_timestamp_of_spark_is_the_same_instant_in_a_table_whatever_the_zone_of_the_worker(
+    here: Jobs, tmp_path: Path
+) -> None:
+    """H171."""
+    import pyarrow
+    from deltalake import DeltaTable
+
+    instants = pyarrow.timestamp("us", "UTC")
+    sink = DeltaSink(str(tmp_path / "table"), pyarrow.schema([("at", instants), ("more", pyarrow.list_(instants))]))
+    frame = here.spark.sql("SELECT at, array(at) AS more FROM (SELECT timestamp_seconds(1782921600) AS at)").coalesce(1)
+    with Sidecar(here.spark) as sidecar:
+        coordinator = TwoPhaseSinkCoordinator(sink)
+        job = sidecar.coordinate("rows", coordinator, parallelism=1, mode="streaming", checkpoint=OFTEN)
+        rows = frame.rdd.mapPartitions(job.subtask(InNewYork, sink))
+        sidecar.run(rows.collect, input_id="the instant")
+    instant = datetime(2026, 7, 1, 16, tzinfo=UTC)
+    assert DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist() == [{"at": instant, "more": [instant]}]
+
+
+def test_a_commit_that_can_never_succeed_ends_the_action_with_its_reason(here: Jobs, tmp_path: Path) -> None:
+    """H170. No restart is tried, because each would fail like the first."""
+    from deltalake import DeltaTable
+
+    sink = DeltaSink(str(tmp_path / "table"), a_schema())
+    calls: list[Any] = []
+    with Sidecar(here.spark) as sidecar:
+        coordinator = TwoPhaseSinkCoordinator(sink)
+        job = sidecar.coordinate("rows", coordinator, parallelism=1, mode="streaming", checkpoint=OFTEN)
+        tasks = here.numbers(1, range(RECORDS)).through(job, Written, sink)
+
+        def action() -> None:
+            if not calls:
+                DeltaTable(tmp_path / "table").alter.add_constraint({"positive": "number > 0"})
+            calls.append(tasks.collect())
+
+        with pytest.raises(SinkMisused, match="CHECK constraint positive"):
+            sidecar.run(action, restart=FixedDelay(3, delay_s=0.0), input_id="the rows")
+    assert len(calls) <= 1
+    assert DeltaTable(tmp_path / "table").to_pyarrow_table().num_rows == 0

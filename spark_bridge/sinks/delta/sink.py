@@ -26,11 +26,13 @@ class DeltaSink(TwoPhaseSink[Any]):
     A record is a dict or a Spark ``Row`` with the columns' names, a tuple in their order, or an Arrow batch, which is
     written without a detour through Python's objects. Tasks write data files into the table's folder, and the driver
     adds all of a checkpoint with one commit, so readers see whole checkpoints. A table that does not exist is created.
-    A partitioned one is refused. If another writer commits at the same time, the commit is tried again on top of it.
+    One with other columns or types, or with rules that this sink does not keep, such as partitions, is refused at the
+    start and before each commit. If another writer commits at the same time, the commit is tried again on top of it.
 
     Args:
         url: an absolute path, or a URL that both fsspec and deltalake know.
-        schema: the table's schema, a ``pyarrow.Schema``.
+        schema: the table's schema, a ``pyarrow.Schema``. Types that Delta lacks are stored as wider ones. A column that
+            may not be NULL in the table needs ``nullable=False``.
         name: distinguishes the sinks of one table; by default the operator's id.
         options: arguments for fsspec's filesystem, with which the tasks write the files.
         storage_options: those of deltalake, with which the driver commits.
@@ -61,9 +63,11 @@ class DeltaSink(TwoPhaseSink[Any]):
 
     def writer(self, context: SinkWriterContext) -> ParquetWriter:
         require("pyarrow", "delta")
+        from spark_bridge.common.arrow_types import for_spark
         from spark_bridge.sinks.parquet.task import ParquetWriter
 
-        return ParquetWriter(context, DataFolder(self._url, context.sink, self._options), self._schema)
+        folder = DataFolder(self._url, context.sink, self._options)
+        return ParquetWriter(context, folder, self._schema, for_spark(self._schema))
 
     def committer(self, context: SinkCommitterContext) -> DeltaCommitter:
         require("deltalake", "delta")

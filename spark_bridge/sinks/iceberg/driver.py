@@ -10,15 +10,20 @@ with them what is in their summaries.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from uuid import UUID
 
 import pyarrow
+from pyarrow import types
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NamespaceAlreadyExistsError
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.name_mapping import MappedField
 
 from spark_bridge.common.secret_texts import Secrets
+from spark_bridge.sinks.iceberg.form import iceberg_form
 from spark_bridge.sinks.parquet.driver import ParquetCommitter
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkMisused
@@ -26,11 +31,22 @@ from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext
 
 WRITERS_MAX = 10_000
+FORMAT_VERSION_MAX = 2
+_PROMOTIONS = {(pyarrow.int32(), pyarrow.int64()), (pyarrow.float32(), pyarrow.float64())}
+
+
+def _mapped(fields: Iterable[MappedField], where: str = "") -> Iterator[tuple[str, int | None]]:
+    """Each name that a name mapping knows, with the column that it leads to."""
+    for field in fields:
+        for name in field.names:
+            yield where + name, field.field_id
+            yield from _mapped(field.fields, f"{where}{name}.")
 
 
 class IcebergCommitter(ParquetCommitter):
     """Adds the files of one call with one snapshot."""
 
+    form = staticmethod(iceberg_form)
     conflicts = (CommitFailedException, CommitStateUnknownException)
 
     def __init__(
@@ -47,28 +63,63 @@ class IcebergCommitter(ParquetCommitter):
         self._catalog: Catalog
         self._table = table
         self._location = location
-        self._schema = schema
+        self._schema = self.form(schema)
         self._property = f"headgate.sink.{self.sink}"
 
     def open(self) -> None:
-        """Create the table, if there is none. Raises ``SinkMisused`` if it has other columns, or partitions."""
-        name = self._catalog_properties.get("name", "headgate")
+        """Create the table, if there is none. Raises ``SinkMisused`` if rows of the sink may not be added to it."""
+        properties = dict(self._catalog_properties)
+        name = properties.pop("name", "headgate")
         with self.secrets.kept():
-            self._catalog = load_catalog(name, **self._catalog_properties)
-            with suppress(NamespaceAlreadyExistsError):
-                self._catalog.create_namespace(self._table.rpartition(".")[0])
-            table = self._catalog.create_table_if_not_exists(self._table, self._schema, location=self._location)
+            self._catalog = load_catalog(name, **properties)
+            if self._catalog.table_exists(self._table):
+                table = self.load()
+            else:
+                table = self._create()
+        self.check_table(table, self._schema)
+
+    def _create(self) -> Table:
+        with suppress(NamespaceAlreadyExistsError):
+            self._catalog.create_namespace(self._table.rpartition(".")[0])
+        try:
+            return self._catalog.create_table_if_not_exists(self._table, self._schema, location=self._location)
+        except UnsupportedPyArrowTypeException as error:
+            raise SinkMisused(
+                f"{self._target} cannot be made: column {error.field.name!r} is {error.field.type}, which Iceberg has "
+                "no type for: declare it with another one, such as a string"
+            ) from error
+
+    def identity(self, table: Table) -> UUID:
+        return table.metadata.table_uuid
+
+    def rules_of(self, table: Table) -> Sequence[str]:
+        rules = []
         if not table.spec().is_unpartitioned():
+            rules.append(f"it is partitioned by {table.spec()}")
+        if table.format_version > FORMAT_VERSION_MAX:
+            rules.append(f"it has the format version {table.format_version}, and pyiceberg writes {FORMAT_VERSION_MAX}")
+        mapping = table.name_mapping()
+        if mapping is not None:  # by which readers find the columns of our files, which have no ids
+            mapped = dict(_mapped(mapping))
+            for field_id in table.schema().field_ids:
+                name = table.schema().find_column_name(field_id) or ""
+                if name.partition(".")[0] in self._schema.names and mapped.get(name) != field_id:
+                    rules.append(f"its property {TableProperties.DEFAULT_NAME_MAPPING} does not lead to {name}")
+        return rules
+
+    def columns_of(self, table: Table) -> pyarrow.Schema:
+        try:
+            return table.schema().as_arrow()
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise SinkMisused(
-                f"the Iceberg table {self._table} is partitioned, which this sink cannot write: choose a table "
-                "without partitions"
-            )
-        theirs, ours = list(table.schema().as_arrow().names), list(self._schema.names)
-        if theirs != ours:
-            raise SinkMisused(
-                f"the Iceberg table {self._table} has the columns {theirs}, and the sink {ours}: give the sink the "
-                "table's schema"
-            )
+                f"{self._target} has a column that pyiceberg cannot write: {error}. Choose another table"
+            ) from error
+
+    def is_read_as(self, ours: pyarrow.DataType, theirs: pyarrow.DataType) -> bool:
+        """Iceberg's promotions: readers widen these."""
+        if types.is_decimal(ours) and types.is_decimal(theirs):
+            return bool(ours.scale == theirs.scale and ours.precision <= theirs.precision)
+        return (ours, theirs) in _PROMOTIONS
 
     def load(self) -> Table:
         table = self._catalog.load_table(self._table)

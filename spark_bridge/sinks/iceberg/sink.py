@@ -26,8 +26,9 @@ class IcebergSink(TwoPhaseSink[Any]):
 
     A record is a dict or a Spark ``Row`` with the columns' names, a tuple in their order, or an Arrow batch, which is
     written without a detour through Python's objects. Tasks write data files, and the driver adds all of a checkpoint
-    with one snapshot, so readers see whole checkpoints. A table that does not exist is created. A partitioned one is
-    refused. If another writer commits at the same time, the commit is tried again on top of it.
+    with one snapshot, so readers see whole checkpoints. A table that does not exist is created. One with other
+    columns, types or required fields is refused at the start and before each commit, and so is a partitioned one. If
+    another writer commits at the same time, the commit is tried again on top of it.
 
     Only the driver uses the catalog.
 
@@ -35,7 +36,7 @@ class IcebergSink(TwoPhaseSink[Any]):
         catalog: the catalog's properties for ``pyiceberg.catalog.load_catalog``, such as ``type`` and ``uri``.
         table: the table, as ``namespace.table``.
         location: where the table lies, an absolute path or URL; the files go to ``LOCATION/data``.
-        schema: the table's columns, a ``pyarrow.Schema``.
+        schema: the table's columns, a ``pyarrow.Schema``. Types that Iceberg lacks are stored as wider ones.
         name: distinguishes the sinks of one table; by default the operator's id.
         options: arguments for fsspec's filesystem, with which the tasks write the files.
 
@@ -74,9 +75,10 @@ class IcebergSink(TwoPhaseSink[Any]):
 
     def writer(self, context: SinkWriterContext) -> ParquetWriter:
         require("pyarrow", "iceberg")
+        from spark_bridge.sinks.iceberg.form import iceberg_form
         from spark_bridge.sinks.parquet.task import ParquetWriter
 
-        return ParquetWriter(context, self._folder(context.sink), self._schema)
+        return ParquetWriter(context, self._folder(context.sink), self._schema, iceberg_form(self._schema))
 
     def committer(self, context: SinkCommitterContext) -> IcebergCommitter:
         require("pyiceberg", "iceberg")

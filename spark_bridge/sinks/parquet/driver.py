@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow
+from pyarrow import parquet
+
 from spark_bridge.common.secret_texts import Secrets
+from spark_bridge.sinks.parquet.fitting import differences
 from spark_bridge.sinks.parquet.folder import DataFolder
-from spark_bridge.sinks.two_phase.errors import SinkDataLost
+from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused, SinkTargetChanged
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows_and_bytes
 
@@ -17,12 +21,15 @@ _CONFLICTS_MAX = 30
 
 
 class ParquetCommitter(TwoPhaseCommitter):
-    """Adds data files to a table. A subclass knows the format: ``load``, ``committed_numbers`` and ``add``.
+    """Adds data files to a table. A subclass knows the format: ``load``, ``identity``, ``rules_of``, ``columns_of``,
+    ``committed_numbers`` and ``add``.
 
     ``add`` raises one of ``conflicts`` if another writer was faster, or if the outcome is not known. Then the table is
     loaded again: perhaps this commit, or that of another driver, was the one that was faster.
     """
 
+    form: Callable[[pyarrow.Schema], pyarrow.Schema]
+    """Returns a schema in types that the table format has."""
     conflicts: tuple[type[BaseException], ...] = ()
 
     def __init__(self, context: SinkCommitterContext, folder: DataFolder, target: str, secrets: Secrets) -> None:
@@ -31,10 +38,27 @@ class ParquetCommitter(TwoPhaseCommitter):
         self.folder = folder
         self._target = target
         self.secrets = secrets
+        self._identity: Any = None
 
     def load(self) -> Any:
         """Return the newest version of the table."""
         raise NotImplementedError
+
+    def identity(self, table: Any) -> Any:
+        """Return what another table in the place of this one does not have."""
+        raise NotImplementedError
+
+    def rules_of(self, table: Any) -> Sequence[str]:
+        """Return what the table demands of those who write to it, and this sink does not do, for an error."""
+        raise NotImplementedError
+
+    def columns_of(self, table: Any) -> pyarrow.Schema:
+        """Return the table's columns in Arrow's types. Raises ``SinkMisused`` for one that Arrow has no type for."""
+        raise NotImplementedError
+
+    def is_read_as(self, ours: pyarrow.DataType, theirs: pyarrow.DataType) -> bool:
+        """Whether values of a simple type in a file are the same in a table's column of another type."""
+        return False
 
     def committed_numbers(self, table: Any, writers: Iterable[str]) -> Mapping[str, int]:
         """Return the highest committed number of each of these writers, from ``table``."""
@@ -51,6 +75,7 @@ class ParquetCommitter(TwoPhaseCommitter):
             if not new:
                 break
             self._check_files(new)
+            self._check_table_again(table, new)
             try:
                 with self.secrets.kept():
                     self.add(table, new)
@@ -61,6 +86,51 @@ class ParquetCommitter(TwoPhaseCommitter):
                 self.log.info("table commit conflict, retry", error=repr(error))
         for part in committables:
             self.folder.forget(part.name)
+
+    def check_table(self, table: Any, stored: pyarrow.Schema) -> None:
+        """Raise ``SinkMisused`` if rows with these columns may not be added to the table; otherwise remember which
+        table it is."""
+        self._check_rules(table)
+        found = differences(stored, self.columns_of(table), self.is_read_as)
+        if found:
+            raise SinkMisused(
+                f"{self._target} does not have the columns of the sink ({'; '.join(found)}): give the sink the "
+                "table's schema"
+            )
+        self._identity = self.identity(table)
+
+    def _check_table_again(self, table: Any, new: Sequence[Committable]) -> None:
+        """Raise ``SinkTargetChanged`` if the table is not what it was when the files were written."""
+        if self.identity(table) != self._identity:
+            raise SinkTargetChanged(
+                f"{self._target} was dropped and made again, or replaced, while sink {self.sink!r} had rows for it "
+                f"that are not committed: its id was {self._identity}, and is {self.identity(table)}. Start the "
+                "application again if the rows belong to the new table; otherwise use another table"
+            )
+        try:
+            self._check_rules(table)
+            columns = self.columns_of(table)
+        except SinkMisused as error:
+            raise SinkTargetChanged(f"{error}. The rows are still prepared, and the next start commits them") from error
+        for part in new:
+            with self.folder.open(part.name) as file:
+                stored = self.form(_columns_in(parquet.ParquetFile(file)))
+            # A column that was added meanwhile is NULL in these rows, as one is that a row does not have.
+            found = differences(stored, columns, self.is_read_as, may_lack=True)
+            if found:
+                raise SinkTargetChanged(
+                    f"{self._target} was changed after sink {self.sink!r} had prepared rows for it, which no longer "
+                    f"fit: {'; '.join(found)}. Undo the change of the table, and start the application again: the "
+                    "rows are still prepared, and it commits them"
+                )
+
+    def _check_rules(self, table: Any) -> None:
+        rules = self.rules_of(table)
+        if rules:
+            raise SinkMisused(
+                f"{self._target} demands of a writer what this sink does not do: {'; '.join(rules)}. Choose a table "
+                "without it, or remove it from this one"
+            )
 
     def check_payload(self, payload: Any) -> None:
         check_rows_and_bytes(payload)
@@ -105,3 +175,17 @@ class ParquetCommitter(TwoPhaseCommitter):
                 "had failed or continued, which deletes what it did not commit, restore the newest checkpoint. If a "
                 "clean-up of the table deleted files that are not in it, let it keep those of the last days"
             )
+
+
+def _columns_in(file: parquet.ParquetFile) -> pyarrow.Schema:
+    """The columns of a file; one that could be NULL and never is counts as one that may not be."""
+    schema, metadata = file.schema_arrow, file.metadata
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    chunks = [group.column(at) for group in groups for at in range(group.num_columns)]
+    with_nulls = {one.path_in_schema for one in chunks if one.statistics is None or one.statistics.null_count != 0}
+    return pyarrow.schema(
+        [
+            one if one.type.num_fields or one.name in with_nulls else one.with_nullable(False)
+            for one in schema.remove_metadata()
+        ]
+    )

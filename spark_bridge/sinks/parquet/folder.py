@@ -61,6 +61,10 @@ class DataFolder:
         self._sync(self._root)
         return size
 
+    def open(self, name: str) -> Any:
+        """Open a data file for reading."""
+        return self._filesystem.open(f"{self._root}/{name}", "rb")
+
     def path(self, name: str) -> str:
         """The full address of a data file."""
         return str(self._filesystem.unstrip_protocol(f"{self._root}/{name}"))

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import pyarrow
 from pyarrow import parquet
 
+from spark_bridge.common.arrow_types import conform
 from spark_bridge.sinks.parquet.folder import DataFolder
+from spark_bridge.sinks.parquet.values import check_of
 from spark_bridge.sinks.rows import naming_lone_surrogates, refuse_unknown, rows_of
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
@@ -19,12 +22,20 @@ _ROWS_MAX = 10_000  # of single rows in memory
 
 
 class ParquetWriter(TwoPhaseWriter[Any]):
-    """Writes one data file for each checkpoint. Arrow batches go into it as they are; single rows are collected."""
+    """Writes one data file for each checkpoint. Arrow batches go into it without a detour; single rows are collected.
 
-    def __init__(self, context: SinkWriterContext, folder: DataFolder, schema: pyarrow.Schema) -> None:
+    ``schema`` is what the user has declared, and ``stored`` the same in types that the table format has.
+    """
+
+    def __init__(
+        self, context: SinkWriterContext, folder: DataFolder, schema: pyarrow.Schema, stored: pyarrow.Schema
+    ) -> None:
         self._context = context
         self._folder = folder
         self._schema = schema
+        self._stored = stored
+        checks = ((at, check_of(field)) for at, field in enumerate(schema))
+        self._checks = [(at, check) for at, check in checks if check is not None]
         self._rows: list[Any] = []
         self._name: str | None = None  # of the open file
         self._file: Any = None
@@ -36,7 +47,8 @@ class ParquetWriter(TwoPhaseWriter[Any]):
             self._write_rows()
             self._append(self._fitting(pyarrow.table(record) if isinstance(record, pyarrow.RecordBatch) else record))
             return
-        self._rows.extend(rows_of(record, self._schema.names))
+        in_row = hasattr(record, "asDict")
+        self._rows.extend(self._checked(row, in_row) for row in rows_of(record, self._schema.names))
         if len(self._rows) >= _ROWS_MAX:
             self._write_rows()
 
@@ -66,16 +78,26 @@ class ParquetWriter(TwoPhaseWriter[Any]):
         for field in self._schema:
             if field.name not in table.schema.names:
                 table = table.append_column(field, pyarrow.nulls(table.num_rows, field.type))
-        return table.select(self._schema.names).cast(self._schema)
+        return self._converted(table)
+
+    def _converted(self, table: pyarrow.Table) -> pyarrow.Table:
+        batches = [conform(batch, self._stored) for batch in table.to_batches()]
+        return pyarrow.Table.from_batches(batches, self._stored)
+
+    def _checked(self, row: Sequence[Any], in_row: bool) -> tuple[Any, ...]:
+        values = list(row)
+        for at, check in self._checks:
+            values[at] = check(values[at], in_row)
+        return tuple(values)
 
     def _write_rows(self) -> None:
         if not self._rows:
             return
         columns = zip(*self._rows, strict=True)
         with naming_lone_surrogates(self._rows, self._schema.names):
-            arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+            arrays = [_array(column, field) for column, field in zip(columns, self._schema, strict=True)]
         self._rows = []
-        self._append(pyarrow.Table.from_arrays(arrays, schema=self._schema))
+        self._append(self._converted(pyarrow.Table.from_arrays(arrays, schema=self._schema)))
 
     def _append(self, table: pyarrow.Table) -> None:
         if table.num_rows == 0:
@@ -83,7 +105,14 @@ class ParquetWriter(TwoPhaseWriter[Any]):
         if self._name is None:
             self._name = self._context.next_name(suffix=".parquet")
             self._file = self._folder.create(self._name)
-            self._parquet = parquet.ParquetWriter(self._file, self._schema)
+            self._parquet = parquet.ParquetWriter(self._file, self._stored)
             self._rows_written = 0
         self._parquet.write_table(table)
         self._rows_written += table.num_rows
+
+
+def _array(column: Sequence[Any], field: pyarrow.Field) -> pyarrow.Array:
+    try:
+        return pyarrow.array(column, field.type)
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise ValueError(f"column {field.name!r} has a value that {field.type} cannot hold: {error}") from error

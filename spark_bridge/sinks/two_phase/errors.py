@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
-from protocol.errors import HeadgateError
+from protocol.errors import HeadgateError, NoRestart
 
 
 class SinkMisused(HeadgateError, ValueError):
     """The sink is used wrongly: a relative path, batch mode, two halves that name different targets, or a task that
     lists a part which it did not prepare."""
+
+
+class SinkTargetChanged(SinkMisused, NoRestart):
+    """The target no longer takes the rows that were prepared for it. Each restart would fail like this: none is tried.
+
+    The message says what was changed and what to do. The rows are still prepared."""
 
 
 class SinkBroken(HeadgateError, RuntimeError):
