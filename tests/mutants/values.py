@@ -48,5 +48,22 @@ queries-share-a-plan [found; H173]
   @ spark_bridge.streams.driver:StreamPlanner._begin
   - if not (self._first.last or self._is_first_taken):
   + if True:
+streams-of-one-server [found; H170]
+  Of a Redis Cluster, only one server is asked for streams.
+  @ spark_bridge.common.redis_clients:_is_in_cluster
+  ~ mode in (b"cluster", "cluster") => mode == "a cluster"
+another-stream-of-the-same-name [found; H170]
+  A stream that was filled again with smaller ids is read on from the old position, which skips its entries.
+  @ spark_bridge.sources.redis.task:check_position
+  - if entry_number(last) < entry_number(position):
+  + if False:
+dicts-lose-their-order [found; H171]
+  A running task has the entries of a shared value in another order than a later one.
+  @ spark_bridge.primitives.shared_value.encoding:encode_change
+  ~ if encode_value(apply_change(decode_value(encoded), change)) == payload else => if True else
+keys-of-work-lose-their-type [new; H171]
+  A work queue takes the key 1 for the key True.
+  @ spark_bridge.primitives.work_queue.messages:id_of_key
+  ~ encode_argument("the key of an item", key) => encode_argument("the key of an item", 1 if key is True else key)
 """
 )

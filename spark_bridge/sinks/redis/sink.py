@@ -27,7 +27,8 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
     100,000 entries. The entries get new ids.
 
     What Redis has confirmed must survive its death: set ``appendonly yes`` and ``appendfsync always`` in the server.
-    Otherwise rows may be lost when the server dies. In a cluster, all keys are in the slot of the stream.
+    Otherwise rows may be lost when the server dies. In a cluster, all keys are in the slot of the stream, and
+    ``url`` may be of any of its servers.
 
     Args:
         url: how to connect, from the driver and from every task: ``redis://user:password@host:6379/0``, or

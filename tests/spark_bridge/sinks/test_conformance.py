@@ -87,7 +87,7 @@ def test_a_row_with_a_lone_surrogate_is_named_with_its_column_before_redis_has_i
         ValueError, match=rf"column '{columns[0]}' of the row .* cannot be written: it has a lone"
     ):  # H171
         writer.prepare()
-    assert not redis_server.connect().keys("*")
+    assert not redis_server.connect().keys("headgate:{rows}:*:out:*")
     writer.close()
 
 
