@@ -98,6 +98,8 @@ class RedisServers:
         replica.execute_command("CLUSTER REPLICATE", first.execute_command("CLUSTER MYID"))
         wait_until(lambda: replica.info("replication").get("master_link_status") == "up")
         wait_until(lambda: all("slave" in str(one.execute_command("CLUSTER NODES")) for one in clients))
+        for client in clients:
+            client.close()
 
     def fail_over(self) -> None:
         """Kill the first primary after its replica has everything, and let that take over."""

@@ -48,14 +48,20 @@ queries-share-a-plan [found; H173]
   @ spark_bridge.streams.driver:StreamPlanner._begin
   - if not (self._first.last or self._is_first_taken):
   + if True:
-streams-of-one-server [found; H170]
-  Of a Redis Cluster, only one server is asked for streams.
-  @ spark_bridge.common.redis_clients:_is_in_cluster
-  ~ mode in (b"cluster", "cluster") => mode == "a cluster"
 another-stream-of-the-same-name [found; H170]
   A stream that was filled again with smaller ids is read on from the old position, which skips its entries.
   @ spark_bridge.sources.redis.task:check_position
   - if entry_number(last) < entry_number(position):
+  + if False:
+bytes-as-pythons-text [found; H171]
+  Bytes in an array become a text such as b'x'.
+  @ spark_bridge.sinks.redis.task:_plain
+  - raise TypeError(f"{a_type(value)} cannot be written as JSON")
+  + return str(value)
+times-beyond-arrow [found; H171]
+  A time of Kafka that Arrow cannot hold stops the task with an error that names no record.
+  @ spark_bridge.sources.kafka.task:_microseconds
+  - if not -(2**63) <= at_us < 2**63:
   + if False:
 dicts-lose-their-order [found; H171]
   A running task has the entries of a shared value in another order than a later one.
