@@ -123,6 +123,7 @@ LAYERS = (
     Layer("spark_bridge/common/arrow_types.py", COMMON | {"pyarrow", "pyspark"}),
     Layer("spark_bridge/common/certificates.py", COMMON | {"cryptography"}),
     Layer("spark_bridge/common/conninfo.py", COMMON | {"psycopg"}),
+    Layer("spark_bridge/common/redis_clients.py", COMMON | {"redis"}),
     Layer("spark_bridge/common/urls.py", COMMON | {"fsspec"}),
     Layer("spark_bridge/common/", COMMON),
     Layer("spark_bridge/subtask/", TASK),
@@ -234,7 +235,7 @@ PUBLIC = frozenset(
         *(f"protocol.wire.codec.{name}" for name in ("decode_event", "encode_argument", "encode_event")),
         "protocol.wire.framing",
         *(f"spark_bridge.common.{module}" for module in ("arrow_types", "bootstrap", "conninfo", "errors", "extras")),
-        *(f"spark_bridge.common.{module}" for module in ("secret_texts", "urls")),
+        *(f"spark_bridge.common.{module}" for module in ("redis_clients", "secret_texts", "urls")),
         # The machine of a group: pure, and only the group has it.
         "protocol.group",
         "protocol.machine.TimePassed",

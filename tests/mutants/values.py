@@ -207,5 +207,28 @@ tables-made-again [new; H170]
   @ spark_bridge.sinks.parquet.driver:ParquetCommitter._check_table_again
   - if self.identity(table) != self._identity:
   + if False:
+another-stream-of-the-same-name [found; H170]
+  A stream that was filled again with smaller ids is read on from the old position, which skips its entries.
+  @ spark_bridge.sources.redis.task:check_position
+  - if entry_number(last) < entry_number(position):
+  + if False:
+bytes-as-pythons-text [found; H171]
+  Bytes in an array become a text such as b'x'.
+  @ spark_bridge.sinks.redis.task:_plain
+  - raise TypeError(f"{a_type(value)} cannot be written as JSON")
+  + return str(value)
+times-beyond-arrow [found; H171]
+  A time of Kafka that Arrow cannot hold stops the task with an error that names no record.
+  @ spark_bridge.sources.kafka.task:_microseconds
+  - if not -(2**63) <= at_us < 2**63:
+  + if False:
+dicts-lose-their-order [found; H171]
+  A running task has the entries of a shared value in another order than a later one.
+  @ spark_bridge.primitives.shared_value.encoding:encode_change
+  ~ if encode_value(apply_change(decode_value(encoded), change)) == payload else => if True else
+keys-of-work-lose-their-type [new; H171]
+  A work queue takes the key 1 for the key True.
+  @ spark_bridge.primitives.work_queue.messages:id_of_key
+  ~ encode_argument("the key of an item", key) => encode_argument("the key of an item", 1 if key is True else key)
 """
 )

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy
 import pytest
 from anyio import create_task_group
 from anyio.abc import TaskGroup
@@ -147,6 +148,40 @@ async def test_a_key_that_only_changes_its_type_changes_in_the_tasks_too() -> No
     ((version, value, _),) = task.outputs
     assert version == 3
     assert {repr(key) for key in value} == {"0", "True", "2.0", *map(str, range(3, 100))}
+
+
+def moved(value: dict[Any, Any]) -> dict[Any, Any]:
+    return {**{key: one for key, one in value.items() if key != 3}, 3: value[3]}
+
+
+def changed_in_place(value: dict[Any, Any]) -> dict[Any, Any]:
+    value[5].append("more")
+    return value
+
+
+def counted_on(value: dict[Any, Any]) -> dict[Any, Any]:
+    return {**value, 7: [numpy.int64(1), numpy.zeros(3)], float("nan"): [8]}
+
+
+def in_front(value: dict[Any, Any]) -> dict[Any, Any]:
+    return {"new": ["first"], **value}
+
+
+@pytest.mark.parametrize("change", [moved, changed_in_place, counted_on, in_front])
+async def test_a_running_task_has_what_a_later_one_has_whatever_changes(change: Any) -> None:  # H110 H171
+    values = {number: [numpy.arange(3), {"b": 1, "a": 2}] for number in range(100)}
+    rules: SharedValue[dict[Any, Any]] = SharedValue("rules", {**values, float("nan"): ["NaN"]})
+    async with running_operator(parallelism=2, uses=[rules]) as world:
+        early = await world.launch_operator(0, reading(rules))
+        await world.settle()
+        rules.update(change)
+        rules.update(lambda value: {**value, 9: ["another"]})
+        await world.settle()
+        early.feed(1)
+        late = await world.launch_operator(1, reading(rules), [1])
+        await until_done(world, [early, late])
+    encoded = [encode_value(task.outputs[0][1]) for task in (early, late)]
+    assert encoded == [encode_value(rules.get())] * 2
 
 
 async def test_a_task_that_starts_after_a_small_change_gets_the_whole_value_without_asking() -> None:

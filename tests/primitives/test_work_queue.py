@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 
 from headgate import SubtaskContext, WorkQueue
@@ -69,6 +70,15 @@ async def test_equal_keys_count_as_one_item() -> None:
         tasks = [await world.launch_operator(subtask, walk, []) for subtask in range(2)]
         await until_done(world, tasks)
     assert results(tasks) == sorted(range(50))
+
+
+async def test_keys_are_equal_if_they_are_encoded_equally() -> None:  # H171
+    keys = [1, 1.0, True, numpy.int64(1), (1, 2), [1, 2], frozenset("ab"), {"a": 1, "b": 2}, {"b": 2, "a": 1}]
+    queue = WorkQueue("keys", range(2 * len(keys)), key=lambda number: keys[number % len(keys)])
+    async with running_operator(parallelism=1, uses=[queue]) as world:
+        task = await world.launch_operator(0, lambda _: iter(queue), [])
+        await until_done(world, [task])
+    assert task.outputs == [*range(len(keys))]
 
 
 async def test_higher_priorities_come_first() -> None:

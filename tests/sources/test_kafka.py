@@ -92,6 +92,22 @@ def test_records_are_rows_with_the_columns_of_sparks_own_source(kafka: KafkaBrok
     }
 
 
+def test_a_time_that_arrow_cannot_hold_is_refused_with_its_offset_and_any_other_is_kept(
+    kafka: KafkaBrokers, topic: str
+) -> None:  # H171
+    times_ms = [1, 253_402_300_800_000, (2**63 - 1) // 1000]
+    for at_ms in times_ms:
+        kafka.append(topic, 0, [0], timestamp=at_ms)
+    source = KafkaSource(kafka.servers, [topic], bounded=True, **FAST)
+    first = source.splits()[0]
+    [(_, batch)] = Reading(source, first.split, first.position).rest()
+    assert batch["timestamp"].cast("int64").to_pylist() == [at_ms * 1000 for at_ms in times_ms]
+    kafka.append(topic, 0, [0], timestamp=(2**63 - 1) // 1000 + 1)
+    first = source.splits()[0]
+    with pytest.raises(ValueError, match=f"partition 0 of topic '{topic}', offset 3: the timestamp .* without a check"):
+        Reading(source, first.split, first.position).rest()
+
+
 def test_a_bounded_source_ends_where_the_partitions_ended_when_the_run_began(kafka: KafkaBrokers, topic: str) -> None:
     kafka.append(topic, 0, range(20))
     source = KafkaSource(kafka.servers, [topic], bounded=True, **FAST)

@@ -10,22 +10,28 @@ from typing import Any
 
 import pyarrow
 import pytest
+import redis
 
 from headgate import CheckpointConfig, chain
-from headgate.sinks import RedisStreamsSink
+from headgate.sinks import RedisStreamsSink, SinkCommitterContext, SinkWriterContext
 from headgate.sources import RedisStreamsSource, SplitAt
 from headgate.testing import running_operator
 from headgate.types import Chain
-from spark_bridge.sources.errors import SourceUnreachable
+from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.sources.redis import task
 from spark_bridge.sources.redis.task import RedisReader, _Count
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, RedisServers
 from tests.sources.incarnations import run_until_the_end
 from tests.spark_bridge.object_stores import free_port
 
 pytestmark = pytest.mark.anyio
 
 SCHEMA = pyarrow.schema([("at", pyarrow.string()), ("id", pyarrow.int64()), ("name", pyarrow.string())])
+
+
+@pytest.fixture(autouse=True)
+def _checked_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "CHECK_EVERY_S", 0.0)
 
 
 @pytest.fixture
@@ -275,6 +281,132 @@ def test_a_key_that_is_not_a_stream_is_named(redis_server: RedisServer, client: 
     client.set("text", "a")
     with pytest.raises(ValueError, match="the key 'text' is a string, not a stream: correct it in streams"):
         RedisStreamsSource(redis_server.url, ["none", "text"], SCHEMA).splits()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisServers]:
+    servers = RedisServers()
+    yield servers
+    servers.close()
+
+
+def ids_of(batches: list[tuple[Any, Any]]) -> list[int]:
+    return [row["id"] for _, batch in batches for row in batch.to_pylist()]
+
+
+def some(rows: Iterator[Any], count: int) -> list[tuple[Any, Any]]:
+    """What comes until there are so many rows."""
+    found: list[tuple[Any, Any]] = []
+    while sum(batch.num_rows for _, batch in found) < count:
+        found += [item for item in [next(rows)] if item is not None]
+    return found
+
+
+def test_a_pattern_finds_the_streams_of_all_servers_of_a_cluster_and_reads_them_over_a_failover(
+    cluster: RedisServers,
+) -> None:  # H170
+    names = [f"orders:{number}" for number in range(8)]
+    with redis.RedisCluster.from_url(cluster.servers[0].url) as client:
+        for number, name in enumerate(names):
+            client.xadd(name, {"id": number})
+        bounded = RedisStreamsSource(cluster.servers[1].url, "orders:*", SCHEMA, bounded=True)
+        splits = bounded.splits()
+        assert [split[0] for split in splits] == names
+        assert [ids_of(read(bounded, split)) for split in splits] == [[number] for number in range(8)]
+        source = RedisStreamsSource(cluster.servers[1].url, "orders:*", SCHEMA)
+        make: Any = source.operator
+        reader: RedisReader = make()
+        logs = [reader.read_from(split, None) for split in source.splits()]
+        assert [ids_of(some(log, 1)) for log in logs] == [[number] for number in range(8)]
+        cluster.fail_over()
+        for number, name in enumerate(names):
+            client.xadd(name, {"id": number + 100})
+        assert [ids_of(some(log, 1)) for log in logs] == [[number + 100] for number in range(8)]
+        reader.close()
+        assert [split[0] for split in source.splits()] == names
+
+
+def test_the_sink_writes_to_a_stream_of_another_server_of_the_cluster(cluster: RedisServers) -> None:  # H170
+    for stream in ("{a}sink", "{b}sink", "{c}sink"):
+        sink = RedisStreamsSink(cluster.servers[1].url, stream, ["id"])
+        writer = sink.writer(SinkWriterContext("out", 0, 0))
+        writer.write({"id": 1})
+        parts = writer.prepare()
+        writer.close()
+        committer = sink.committer(SinkCommitterContext("out", "out", log=None))
+        committer.open()
+        committer.commit(parts)
+        assert not list(committer.prepared())
+        committer.close()
+        with redis.RedisCluster.from_url(cluster.servers[1].url) as client:
+            assert [fields for _, fields in client.xrange(stream)] == [{b"id": b"1"}]
+
+
+@pytest.mark.parametrize("what", ["deleted", "filled again with smaller ids"])
+def test_a_stream_that_is_another_one_is_not_read_on(redis_server: RedisServer, client: Any, what: str) -> None:  # H170
+    (*_, position) = add(client, "orders", range(3))
+    bounded = RedisStreamsSource(redis_server.url, ["orders"], SCHEMA, bounded=True)
+    source = RedisStreamsSource(redis_server.url, ["orders"], SCHEMA)
+    make: Any = source.operator
+    reader: RedisReader = make()
+    log = reader.read_from(["orders", None], position)
+    assert next(log) is None
+    client.delete("orders")
+    if what != "deleted":
+        client.xadd("orders", {"id": 7}, id="1-1")
+    said = f"stream 'orders' was read up to the entry {position}.*start again without a checkpoint"
+    with pytest.raises(SourceDataLost, match=said):
+        source.next_part(["orders", None], position)
+    with pytest.raises(SourceDataLost, match=said):
+        read(bounded, bounded.splits()[0], position)
+    with pytest.raises(SourceDataLost, match=said):
+        some(log, 1)
+    reader.close()
+
+
+def test_a_stream_that_was_filled_again_with_greater_ids_is_noticed_while_it_is_read(
+    redis_server: RedisServer, client: Any
+) -> None:  # H170
+    add(client, "orders", range(5))
+    make: Any = RedisStreamsSource(redis_server.url, ["orders"], SCHEMA).operator
+    reader: RedisReader = make()
+    log = reader.read_from(["orders", None], None)
+    some(log, 5)
+    assert next(log) is None
+    client.delete("orders")
+    add(client, "orders", range(2))
+    with pytest.raises(SourceDataLost, match="deleted and filled again"):
+        some(log, 3)
+    reader.close()
+
+
+async def test_a_later_run_fails_if_its_stream_was_filled_again(redis_server: RedisServer, client: Any) -> None:  # H170
+    restored: Any = None
+    for day in range(2):
+        client.delete("orders")
+        client.xadd("orders", {"id": day}, id=f"{9 - day}-1")
+        source = RedisStreamsSource(redis_server.url, ["orders"], SCHEMA, bounded=True)
+        async with running_operator(chain(read=source), parallelism=1, mode="streaming", restored=restored) as world:
+            operator = await world.launch_operator(0)
+            for _ in range(100):
+                if operator.outcome:
+                    break
+                await world.advance(0.1)
+            await world.advance(1.0)
+            restored = world.checkpoints[-1] if day == 0 else None
+            assert operator.outcome == ("success" if day == 0 else "failed")
+
+
+def test_entries_that_were_trimmed_are_not_read_and_those_after_them_are(
+    redis_server: RedisServer, client: Any
+) -> None:
+    (*_, position) = add(client, "orders", range(3))
+    source = RedisStreamsSource(redis_server.url, ["orders"], SCHEMA)
+    client.xtrim("orders", maxlen=0, approximate=False)
+    assert source.next_part(["orders", None], position) is None
+    add(client, "orders", range(3, 5))
+    part, _ = source.next_part(["orders", None], position) or (SplitAt("", ""), "")
+    assert ids_of(read(source, part.split, part.position)) == [3, 4]
 
 
 def test_a_value_that_does_not_fit_is_named_with_its_stream_and_field(redis_server: RedisServer, client: Any) -> None:

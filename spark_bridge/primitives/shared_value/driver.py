@@ -28,8 +28,8 @@ from spark_bridge.primitives.shared_value.encoding import (
     COMPLETE,
     LARGE_BYTES,
     decode_value,
-    difference,
     digest_of,
+    encode_change,
     encode_value,
 )
 from spark_bridge.primitives.shared_value.task import SharedValueInTask, SharedValuePart
@@ -57,10 +57,13 @@ class SharedValue(SharedValueInTask[T], Primitive):
     one while it computes, usually within a millisecond.
 
     A new value reaches each task after the earlier ones, or in place of them: a slow task may skip versions.
-    A dict of which little has changed travels as the difference. A value above 64 KiB travels in chunks, once to each
-    executor: one task fetches it, and the others read it from a file in the executor's local directory, unless Spark
-    encrypts what is there. It may have 256 MiB. The value is not part of checkpoints: after a restore, tasks have
-    what the program has set.
+    A dict of which little has changed travels as the difference, and every task has it in the order in which it was
+    set. Whether something has changed is decided by how values are encoded, with their types and the order of dicts:
+    1, 1.0, ``True`` and ``np.int64(1)`` differ, and arrays are equal if their dtype, shape and bytes are.
+
+    A value above 64 KiB travels in chunks, once to each executor: one task fetches it, and the others read it from a
+    file in the executor's local directory, unless Spark encrypts what is there. It may have 256 MiB. The value is not
+    part of checkpoints: after a restore, tasks have what the program has set.
 
     On the driver, all methods are for any thread.
 
@@ -131,10 +134,7 @@ class SharedValue(SharedValueInTask[T], Primitive):
                 )
             value = function(self._value)
             payload = encode_value(value, what)
-            changes = difference(self._value, value)
-            change = None if changes is None else encode_value(list(changes))
-            if change is not None and (len(change) > LARGE_BYTES or 2 * len(change) > len(payload)):
-                change = None
+            change = encode_change(self._value, self._newest.payload, value, payload)
             self._newest = newest = _Version(self._newest.number + 1, payload, change)
             self._value = decode_value(payload)
             applied = _Applied(newest.number, halves) if wait == "all" else None

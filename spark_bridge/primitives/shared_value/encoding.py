@@ -2,6 +2,9 @@
 
 """What the two halves of a shared value send to each other, and the value as bytes.
 
+Two values are equal if their encodings are: types, the order of dicts and the bytes of arrays included. ``_same`` alone
+decides that of what a user has set, and Python's ``==`` never does.
+
 to a task      ["value", version, wants_answer, bytes]
                ["change", version, wants_answer, base, bytes]    of a dict: what differs from version ``base``
                ["offer", version, wants_answer, digest]          of a large value
@@ -51,6 +54,28 @@ def decode_value(payload: bytes) -> Any:
 def digest_of(payload: bytes) -> bytes:
     """What tells values apart, and proves that a file of another process holds the value."""
     return blake2b(payload, digest_size=32).digest()
+
+
+def encode_change(old: Any, encoded: bytes, new: Any, payload: bytes) -> bytes | None:
+    """What a task needs that has what ``encoded`` says, to get what ``payload`` says. None if it needs the whole value.
+
+    A dict in another order needs that, and so does one with a key such as NaN, which no look-up finds, and one that a
+    program has changed although it got it from ``get``.
+    """
+    changes = difference(old, new)
+    if changes is None:
+        return None
+    change = encode_value(list(changes))
+    if len(change) > LARGE_BYTES or 2 * len(change) > len(payload):
+        return None
+    return change if encode_value(apply_change(decode_value(encoded), change)) == payload else None
+
+
+def apply_change(old: Any, change: bytes) -> dict[Any, Any]:
+    """Return a new dict: what ``encode_change`` was told is new."""
+    changed, removed = decode_value(change)
+    gone = set(removed)
+    return {**{key: value for key, value in old.items() if key not in gone}, **changed}
 
 
 def difference(old: Any, new: Any) -> tuple[dict[Any, Any], list[Any]] | None:

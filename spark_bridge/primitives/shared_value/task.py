@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, AttemptOver, LocalProtocolError
-from spark_bridge.primitives.shared_value.encoding import COMPLETE, decode_value, digest_of
+from spark_bridge.primitives.shared_value.encoding import COMPLETE, apply_change, decode_value, digest_of
 from spark_bridge.primitives.shared_value.files import Fetch, ValueFiles
 from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
@@ -105,11 +104,7 @@ class SharedValuePart(TaskPart):
                 if base != self.version:
                     self._context.send_event(["want", version, wants_answer])
                     return
-                changed, removed = decode_value(payload)
-                kept = {
-                    key: value for key, value in cast("Mapping[Any, Any]", self.get()).items() if key not in removed
-                }
-                self._apply(version, {**kept, **changed}, wants_answer)
+                self._apply(version, apply_change(self.get(), payload), wants_answer)
             case "offer", [digest]:
                 self._take_offer(version, digest, wants_answer)
             case "chunk", [number, count, chunk]:

@@ -93,8 +93,9 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
     Args:
         name: the name of the part, at most 200 characters.
         roots: the first items. Like all items, they are values that an event can carry.
-        key: a function of an item. Items with equal keys count as one, no matter which task adds them, or when. Without
-            it, all items differ.
+        key: a function of an item. Items with equal keys count as one, no matter which task adds them, or when. Keys
+            are equal if they are encoded equally, types and the order of dicts included: 1, 1.0, ``True`` and
+            ``np.int64(1)`` are four keys, and so are ``(1, 2)`` and ``[1, 2]`` two. Without it, all items differ.
         in_hand: how many items a task holds at a time, at least 1: the one that it works on, and those that wait for
             it, so that it never waits for the driver. When others have nothing to do, it gives back those that wait
             (in batch mode).

@@ -54,7 +54,10 @@ return ''
 class RedisCommitter(TwoPhaseCommitter):
     """Commits all parts of one call with one script."""
 
-    transient_errors = (redis.ConnectionError, redis.TimeoutError, OSError)
+    transient_errors = (
+        *(redis.ConnectionError, redis.TimeoutError, OSError),
+        *(redis.exceptions.RedisClusterException, redis.exceptions.ClusterDownError),
+    )
 
     def __init__(self, context: SinkCommitterContext, stream: RedisStream) -> None:
         self._context = context

@@ -11,6 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from spark_bridge.common.redis_clients import client_of
 from spark_bridge.common.secret_texts import Secrets, check_login
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
@@ -57,5 +58,4 @@ def connect(url: str) -> redis.Redis:
         return SinkMisused(f"not the URL of a Redis server ({text}): pass one such as redis://host:6379/0")
 
     with Secrets("url", url).kept(ValueError, refused):
-        client: redis.Redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), client_name="headgate")
-    return client
+        return client_of(url, lambda: Retry(NoBackoff(), 0))

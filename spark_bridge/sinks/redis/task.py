@@ -5,18 +5,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import date, timedelta
+from datetime import time as datetime_time
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import redis
 
+from protocol.arguments import SHOWN_CHARS_MAX
+from protocol.describing import a_type, show
 from spark_bridge.sinks.redis.keys import RedisStream, connect
 from spark_bridge.sinks.rows import naming_lone_surrogates, rows_of
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
 _ROWS_MAX = 1000  # in memory
+_NUMBERS = frozenset("biuf")
+"""Of NumPy's kinds, those of which a value has its own form in JSON."""
 
 
 class RedisWriter(TwoPhaseWriter[Any]):
@@ -71,14 +79,52 @@ class RedisWriter(TwoPhaseWriter[Any]):
 
 
 def _fields(columns: Sequence[str], row: Sequence[Any]) -> dict[Any, Any]:
-    """The fields of an entry: NULL has none; text and bytes are as they are, and anything else is JSON."""
-    fields = {
-        column: value if isinstance(value, (str, bytes)) else json.dumps(value, default=str)
-        for column, value in zip(columns, row, strict=True)
-        if value is not None
-    }
+    """The fields of an entry: NULL has none. Raises ``ValueError`` for a value without a form, with its column."""
+    fields = {}
+    for column, value in zip(columns, row, strict=True):
+        if value is None:
+            continue
+        try:
+            fields[column] = _form(value)
+        except TypeError as error:
+            raise ValueError(
+                f"column {column!r} of the row {show(row, SHOWN_CHARS_MAX)} cannot be written: {error}. Convert it to "
+                "text, to bytes outside of lists and structs, or leave the column out"
+            ) from None
     if not fields:
         raise ValueError(
             f"a row has no values in {list(columns)}, but an entry of a stream needs at least one: leave such rows out"
         )
     return fields
+
+
+def _form(value: Any) -> str | bytes:
+    """Text and bytes as they are, decimals, dates and times as text, and anything else as JSON."""
+    if isinstance(value, (str, bytes)):
+        return value
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON. Decimals, dates and times are texts there, and names of columns are kept."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, (date, datetime_time, timedelta, UUID)):
+        return str(value)
+    if getattr(getattr(value, "dtype", None), "kind", "") in _NUMBERS and getattr(value, "ndim", -1) == 0:
+        return value.item()
+    if hasattr(value, "asDict"):
+        value = value.asDict()
+    if isinstance(value, Mapping):
+        wrong = next((key for key in value if not isinstance(key, (str, int)) or isinstance(key, bool)), None)
+        if wrong is not None:
+            raise TypeError(f"{a_type(wrong)} cannot be a key in JSON")
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    raise TypeError(f"{a_type(value)} cannot be written as JSON")

@@ -377,6 +377,20 @@ def arrow_schema() -> pyarrow.Schema:
     )
 
 
+def _microseconds(topic: str, partition: int, message: confluent_kafka.Message) -> int | None:
+    type_, at_ms = message.timestamp()
+    if not type_:
+        return None
+    at_us = at_ms * 1000
+    if not -(2**63) <= at_us < 2**63:
+        raise ValueError(
+            f"partition {partition} of topic {topic!r}, offset {message.offset()}: the timestamp {at_ms} ms is beyond "
+            "what a timestamp of Arrow and Spark holds. Correct its producer, and begin after this record: give start= "
+            "with the offset of each partition, without a checkpoint"
+        )
+    return at_us
+
+
 def _batch_maker() -> Any:
     import pyarrow
 
@@ -390,7 +404,7 @@ def _batch_maker() -> Any:
             [topic] * len(messages),
             [partition] * len(messages),
             [one.offset() for one in messages],
-            [at_ms * 1000 if type_ else None for type_, at_ms in times],
+            [_microseconds(topic, partition, message) for message in messages],
             [type_ - 1 for type_, _ in times],
             [[{"key": one[0], "value": one[1]} for one in message.headers() or ()] for message in messages],
         ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import itemgetter, ne
 from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
@@ -19,7 +19,7 @@ from actors.coordination.sources.enumerators import (
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked, given
 from protocol.describing import show
 from protocol.source_events import SplitAt
-from spark_bridge.sources.redis.task import RedisReader, entry_number, reached
+from spark_bridge.sources.redis.task import RedisReader, check_position, last_id, reached
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
 
@@ -32,11 +32,14 @@ class RedisStreamsSource(Source):
 
     Each stream is read by one task, in the order of its entries. A task reads any number of streams, in turns. A
     position is an entry's id, so consumer groups are not used, and nothing is acknowledged: the checkpoints have the
-    positions. An entry that is trimmed before it was read is not read.
+    positions. An entry that is trimmed before it was read is not read. If a stream was deleted, or has only smaller ids
+    than its position, the job fails with ``SourceDataLost``.
+
+    In a cluster, streams are found and read on all primaries, also after a failover.
 
     Args:
         url: how to connect, from the driver and from every task: ``redis://host:6379/0``. It travels to the tasks in
-            Spark's closure.
+            Spark's closure. In a cluster, it may be any server.
         streams: the keys of the streams; or a pattern such as ``"orders:*"``, for all streams with such a key.
         schema: the columns, as a ``pyarrow.Schema``: each is the field of that name, converted from its text, and NULL
             if an entry does not have it.
@@ -95,12 +98,12 @@ class RedisStreamsSource(Source):
             for key in keys:
                 if (kind := client.type(key).decode()) not in ("stream", "none"):
                     raise ValueError(f"the key {key!r} is a {kind}, not a stream: correct it in streams")
-            ends = {key: _last_id(client, key) for key in keys}
+            ends = {key: last_id(client, key) for key in keys}
             self._lengths = {key: client.xlen(key) for key in keys}
         found: list[Any] = []
         for key, end in ends.items():
             split = [key, (end or "0-0") if self._bounded else None]
-            found.append(SplitAt(split, end) if self._start == "new" and end else split)
+            found.append(SplitAt(split, end) if self._start == "new" and end not in (None, "0-0") else split)
         return found
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
@@ -110,7 +113,7 @@ class RedisStreamsSource(Source):
                 state,
                 key=_key,
                 end=itemgetter(1),
-                is_later=lambda one, other: entry_number(one) > entry_number(other),
+                is_later=ne,  # an earlier end is of another stream, which the task says that gets the split
                 backlog=self._not_begun,
             )
         every_s = self._discover_every_s if isinstance(self._streams, str) else None
@@ -132,8 +135,10 @@ class RedisStreamsSource(Source):
         if until is not None:
             return super().next_part(split, position)
         with reached(self._url, repr(self)) as client:
-            end = _last_id(client, stream)
-        return None if end is None or end == position else (SplitAt([stream, end], position), end)
+            end = last_id(client, stream)
+        if position is not None:
+            check_position(stream, position, end)
+        return None if end in (None, "0-0", position) else (SplitAt([stream, end], position), end)
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
@@ -149,9 +154,3 @@ class RedisStreamsSource(Source):
 
 def _key(split: Any) -> str:
     return str(split[0])
-
-
-def _last_id(client: Any, stream: str) -> str | None:
-    """The id of the newest entry; None if there is none."""
-    newest = client.xrevrange(stream, count=1)
-    return newest[0][0].decode() if newest else None

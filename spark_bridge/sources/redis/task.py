@@ -8,13 +8,14 @@ split never ends. A position is the id of the last entry that was read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from spark_bridge.common.extras import require
-from spark_bridge.common.secret_texts import Secrets, check_login
-from spark_bridge.sources.errors import SourceUnreachable
+from spark_bridge.common.secret_texts import Secrets
+from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.source import SplitReader
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ OPEN_MAX = 100_000
 BATCHES_MAX = 16
 RETRIES = 8
 """A task holds at most so many batches that it has read and not passed on, or one entry of each stream."""
+CHECK_EVERY_S = 5.0
+"""How often a task looks whether the streams that never end are still the same."""
+CHECK_MAX = 1_000
+"""So many streams are looked at together, and others the next time."""
 
 
 class RedisReader(SplitReader):
@@ -51,9 +56,12 @@ class RedisReader(SplitReader):
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         stream, until = split
         self.splits_open_max = OPEN_MAX if until is None else 1
+        client = self._connected()
+        if position is not None:
+            check_position(stream, position, last_id(client, stream))
         if until is None:
-            return self._follow(self._connected(), stream, position)
-        return self._read_until(self._connected(), stream, position, until)
+            return self._follow(client, stream, position)
+        return self._read_until(client, stream, position, until)
 
     def _connected(self) -> redis.Redis:
         if self._client is None:
@@ -116,6 +124,9 @@ class _Tails:
         self._positions: dict[Any, Any] = {}  # behind what was read here
         self._found: dict[str, list[Any]] = {}  # what was read and not taken
         self._asked: set[str] = set()  # the streams that have had nothing in this round
+        self._unchecked: list[str] = []
+        self._next_check_at = time.monotonic() + CHECK_EVERY_S
+        self._added: dict[str, int] = {}  # to each stream, in its life, when it was last looked at
 
     def open(self, stream: str, position: str | None) -> None:
         self._positions[stream] = position or "0-0"
@@ -130,11 +141,43 @@ class _Tails:
     def _read(self) -> None:
         count = max(1, self._batch_rows * min(len(self._positions), BATCHES_MAX) // len(self._positions))
         self._asked.clear()
-        answer: Any = self._client.xread(self._positions, count)
-        for key, entries in answer:
-            stream = key.decode()
+        for stream, entries in self._newer(count):
             self._positions[stream] = entries[-1][0].decode()
             self._found.setdefault(stream, []).extend(entries)
+        if time.monotonic() >= self._next_check_at:
+            self._check()
+            self._next_check_at = time.monotonic() + CHECK_EVERY_S
+
+    def _newer(self, count: int) -> Iterator[tuple[str, Any]]:
+        """Up to so many entries of each stream, with one command, or in a cluster with one for each stream.
+
+        There, a command has the keys of one slot, and the client does not send XREAD to another server after a failure.
+        """
+        if not hasattr(self._client, "keyslot"):
+            answer: Any = self._client.xread(self._positions, count)
+            for key, entries in answer:
+                yield key.decode(), entries
+            return
+        for stream, position in self._positions.items():
+            if entries := self._client.xrange(stream, f"({position}", "+", count):
+                yield stream, entries
+
+    def _check(self) -> None:
+        """A stream that was deleted has nothing more, and one that was filled again has it behind smaller ids."""
+        self._unchecked = self._unchecked or list(self._positions)
+        streams, self._unchecked = self._unchecked[:CHECK_MAX], self._unchecked[CHECK_MAX:]
+        with self._client.pipeline(transaction=False) as commands:
+            for stream in streams:
+                commands.xinfo_stream(stream)
+            for stream, info in zip(streams, commands.execute(raise_on_error=False), strict=True):
+                position = self._positions[stream]
+                if position == "0-0":
+                    continue
+                check_position(stream, position, _last_id_of(info))
+                added = info.get("entries-added", 0)  # since Redis 7
+                if added < self._added.get(stream, 0):
+                    raise _lost(stream, position, "it was deleted and filled again")
+                self._added[stream] = added
 
 
 class _Count:
@@ -181,24 +224,60 @@ def entry_number(text: str | bytes) -> int:
     return (int(milliseconds) << 64) + int(place or 0)
 
 
+def last_id(client: Any, stream: str) -> str | None:
+    """The greatest id that a stream has ever had, also if its entries are deleted; None if there is no such stream."""
+    import redis
+
+    try:
+        return _last_id_of(client.xinfo_stream(stream))
+    except redis.ResponseError as error:
+        return _last_id_of(error)
+
+
+def _last_id_of(answer: Any) -> str | None:
+    if isinstance(answer, Exception):
+        if "no such key" in str(answer):
+            return None
+        raise answer
+    return str(answer["last-generated-id"].decode())
+
+
+def check_position(stream: str, position: str, last: str | None) -> None:
+    """Raise ``SourceDataLost`` if the stream is not the one that was read up to ``position``."""
+    if last is None:
+        raise _lost(stream, position, "it does not exist any more")
+    if entry_number(last) < entry_number(position):
+        raise _lost(
+            stream,
+            position,
+            f"its greatest id is {last}: it was deleted and filled again with smaller ids, or the server is a replica "
+            "that lacks entries",
+        )
+
+
+def _lost(stream: str, position: str, what: str) -> SourceDataLost:
+    return SourceDataLost(
+        f"stream {stream!r} was read up to the entry {position}, but {what}. Entries may be lost. If a replica lags "
+        "behind, connect to the primary. Otherwise start again without a checkpoint, which reads the "
+        "stream from its beginning"
+    )
+
+
 def connect(url: str) -> redis.Redis:
     """Return a client. It repeats what fails for some seconds, because reading changes nothing."""
     require("redis", "redis")
-    import redis
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
-    retry = Retry(ExponentialBackoff(cap=2.0, base=0.1), RETRIES)
-    check_login(url, "url")
-    with Secrets("url", url).kept():
-        client: redis.Redis = redis.Redis.from_url(url, retry=retry, client_name="headgate")
-    return client
+    from spark_bridge.common.redis_clients import client_of
+
+    return client_of(url, lambda: Retry(ExponentialBackoff(cap=2.0, base=0.1), RETRIES))
 
 
 @contextmanager
 def reached(url: str, source: str) -> Iterator[Any]:
     """A client for the driver's half. Raises ``SourceUnreachable`` if the server does not answer, or wants a login."""
-    client = connect(url)
+    require("redis", "redis")
     import redis
 
     def unreachable(text: str) -> SourceUnreachable:
@@ -207,7 +286,8 @@ def reached(url: str, source: str) -> Iterator[Any]:
             "connect"
         )
 
-    with client, Secrets("url", url).kept((redis.ConnectionError, redis.TimeoutError), unreachable):
+    failures = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
+    with Secrets("url", url).kept(failures, unreachable), connect(url) as client:
         yield client
 
 

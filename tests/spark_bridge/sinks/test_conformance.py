@@ -5,18 +5,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow
 import pytest
+import redis
+import structlog
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from pyspark.sql import Row
 
-from headgate.sinks import DeltaSink, IcebergSink, PostgresSink, RedisStreamsSink, SinkWriterContext
+from headgate.sinks import (
+    DeltaSink,
+    IcebergSink,
+    PostgresSink,
+    RedisStreamsSink,
+    SinkCommitterContext,
+    SinkWriterContext,
+)
 from headgate.testing import SinkCase, SinkTarget, sink_cases
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.postgres.task import PostgresWriter
+from spark_bridge.sinks.two_phase.errors import SinkMisused
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 from tests.spark_bridge.sinks.files.kit import files_under, new_url, visible
@@ -87,8 +101,67 @@ def test_a_row_with_a_lone_surrogate_is_named_with_its_column_before_redis_has_i
         ValueError, match=rf"column '{columns[0]}' of the row .* cannot be written: it has a lone"
     ):  # H171
         writer.prepare()
-    assert not redis_server.connect().keys("*")
+    assert not redis_server.connect().keys("headgate:{rows}:*:out:*")
     writer.close()
+
+
+ZONED = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+FORMS: list[tuple[Any, str | bytes]] = [
+    (Decimal("1.20"), b"1.20"),
+    (Decimal("1E+3"), b"1000"),
+    (ZONED, b"2024-05-06 07:08:09.123456+00:00"),
+    (ZONED.replace(tzinfo=None), b"2024-05-06 07:08:09.123456"),
+    (ZONED.date(), b"2024-05-06"),
+    (ZONED.time(), b"07:08:09.123456"),
+    (bytearray(b"a\xff"), b"a\xff"),
+    (memoryview(b"a\xff"), b"a\xff"),
+    (numpy.int64(5), b"5"),
+    (True, b"true"),
+    (Row(price=Decimal("1.20"), at=[ZONED.date()]), b'{"price": "1.20", "at": ["2024-05-06"]}'),
+    ([Row(a=1), {2: None}], b'[{"a": 1}, {"2": null}]'),
+]
+
+
+def written(server: RedisServer, rows: list[Any], columns: list[str]) -> list[Any]:
+    sink = RedisStreamsSink(server.url, "forms", columns)
+    writer = sink.writer(SinkWriterContext("out", 0, 0))
+    for row in rows:
+        writer.write(row)
+    try:
+        parts = writer.prepare()
+    finally:
+        writer.close()
+    committer = sink.committer(SinkCommitterContext("out", "out", structlog.get_logger()))
+    committer.open()
+    committer.commit(parts)
+    committer.close()
+    client: Any = redis.Redis.from_url(server.url)
+    with client:
+        found = [fields for _, fields in client.xrange("forms")]
+        client.flushdb()
+    return found
+
+
+def test_values_reach_redis_in_the_documented_form(redis_server: RedisServer) -> None:  # H171
+    found = written(redis_server, [[value] for value, _ in FORMS], ["c"])
+    assert [fields[b"c"] for fields in found] == [form for _, form in FORMS]
+
+
+@pytest.mark.parametrize("value", [[b"x"], Row(a=bytearray(b"x")), {(1, 2): 3}, {1, 2}, object()])
+def test_a_value_without_a_text_is_refused_with_its_column_before_redis_has_it(
+    redis_server: RedisServer, value: Any
+) -> None:  # H171
+    with pytest.raises(ValueError, match=r"column 'c' of the row .* cannot be written"):
+        written(redis_server, [[1, 1], [2, value]], ["id", "c"])
+    assert not redis_server.connect().keys("headgate:{forms}:*")
+
+
+def test_as_many_columns_as_a_command_takes_are_written_and_more_refused(redis_server: RedisServer) -> None:  # H170
+    names = [f"c{number}" for number in range(3_900)]
+    (fields,) = written(redis_server, [[*range(3_900)]], names)
+    assert len(fields) == 3_900
+    with pytest.raises(SinkMisused, match=r"at most 3,900 columns.*'last'"):
+        RedisStreamsSink(redis_server.url, "forms", [*names, "last"])
 
 
 class RedisTarget(SinkTarget):
