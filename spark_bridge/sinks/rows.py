@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time
 from functools import partial
@@ -102,15 +102,20 @@ def _instants(value: Any, with_zone: WithZone, of_spark: bool, column: str) -> A
         return value
     if isinstance(value, (date, time)):
         return _instant(value, of_spark, column) if with_zone.everything else value
-    of_spark = of_spark or hasattr(value, "asDict")
-    inside = partial(_instants, of_spark=of_spark, column=column)
+    inside = partial(_instants, of_spark=of_spark or hasattr(value, "asDict"), column=column)
     if isinstance(value, Mapping):
-        if with_zone.fields is not None:
-            return {name: inside(one, with_zone.fields.get(name, WithZone())) for name, one in value.items()}
-        key, item = with_zone.pair or (with_zone, with_zone)
-        return {inside(one, key): inside(other, item) for one, other in value.items()}
-    if not isinstance(value, (list, tuple)):
-        return value
+        return _instants_of_mapping(value, with_zone, inside)
+    return _instants_of_sequence(value, with_zone, inside) if isinstance(value, (list, tuple)) else value
+
+
+def _instants_of_mapping(value: Mapping[Any, Any], with_zone: WithZone, inside: Callable[..., Any]) -> dict[Any, Any]:
+    if with_zone.fields is not None:
+        return {name: inside(one, with_zone.fields.get(name, WithZone())) for name, one in value.items()}
+    key, item = with_zone.pair or (with_zone, with_zone)
+    return {inside(one, key): inside(other, item) for one, other in value.items()}
+
+
+def _instants_of_sequence(value: Sequence[Any], with_zone: WithZone, inside: Callable[..., Any]) -> Sequence[Any]:
     names = getattr(value, "__fields__", None)
     if with_zone.fields is not None and isinstance(value, tuple):
         forms = [with_zone.fields.get(name, WithZone()) for name in names] if names else with_zone.fields.values()
@@ -121,7 +126,7 @@ def _instants(value: Any, with_zone: WithZone, of_spark: bool, column: str) -> A
     else:
         found = [inside(one, with_zone) for one in value]
     if names:
-        return type(value)(*names)(*found)  # a Row again
+        return type(value)(*names)(*found)  # type: ignore[operator, no-any-return]  # a Row again
     return tuple(found) if isinstance(value, tuple) else found
 
 

@@ -108,15 +108,17 @@ def _form(value: Any) -> str | bytes:
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
+def _is_number_of_numpy(value: Any) -> bool:
+    return getattr(getattr(value, "dtype", None), "kind", "") in _NUMBERS and getattr(value, "ndim", -1) == 0
+
+
 def _plain(value: Any) -> Any:
     """The value in JSON. Decimals, dates and times are texts there, and names of columns are kept."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, (date, datetime_time, timedelta, UUID)):
-        return str(value)
-    if getattr(getattr(value, "dtype", None), "kind", "") in _NUMBERS and getattr(value, "ndim", -1) == 0:
+    if isinstance(value, (Decimal, date, datetime_time, timedelta, UUID)):
+        return format(value, "f") if isinstance(value, Decimal) else str(value)
+    if _is_number_of_numpy(value):
         return value.item()
     if hasattr(value, "asDict"):
         value = value.asDict()

@@ -134,6 +134,13 @@ def _why_no_identity(row: tuple[Any, ...], facts: TableFacts, name: str, key: st
         logged, replica_identity = primary, "d"  # what new partitions have; a partitioned table logs nothing itself
     if replica_identity == "f" or (logged and key in logged):
         return None
+    return _without_identity(part, kind, key, replica_identity, logged, primary)
+
+
+def _without_identity(
+    part: str, kind: str, key: str, replica_identity: str, logged: list[str] | None, primary: list[str] | None
+) -> str:
+    """What is missing in the replica identity of a table or partition, and how to give it."""
     alter = f"ALTER TABLE {part}"
     way_out = f"{alter} ADD PRIMARY KEY ({key})" if primary is None else f"{alter} REPLICA IDENTITY DEFAULT"
     if kind != "p":

@@ -230,11 +230,8 @@ class PostgresReader(SplitReader):
                 yield None
                 continue
             log_end, found = seen
-            self._log_end = log_end
             if until is None and self._settings.bounded:
                 until = log_end
-            if not found:
-                self._looked_to = log_end
             due = [one for one in found if until is None or one.end <= until]
             for batch in self._batches(due, covered):
                 yield self._position, batch
@@ -261,6 +258,9 @@ class PostgresReader(SplitReader):
                 raise
             return None
         self._failing_since = None
+        self._log_end, found = seen
+        if not found:
+            self._looked_to = self._log_end
         return seen
 
     def _peek(self) -> tuple[int, list[Transaction]]:
