@@ -109,7 +109,7 @@ def test_iceberg_has_types_that_spark_lacks(tmp_path: Path, kind: pa.DataType) -
         (iceberg, pa.duration("us")),
         (iceberg, pa.month_day_nano_interval()),
     ],
-    ids=str,
+    ids=lambda one: getattr(one, "__name__", str(one)),
 )
 def test_a_type_that_the_table_has_no_form_of_is_refused_before_a_table_is_made(
     tmp_path: Path, make: Make, kind: pa.DataType
