@@ -60,8 +60,8 @@ OF_A_SINK = catalogue(r"""
 postgres-rows-before-ledger [new; H64]
   Rows are committed, and the ledger in a transaction after that.
   @ spark_bridge.sinks.postgres.driver:StagedCommitter.commit
-  - connection.execute(self._apply(), {"sink": self._sink, "parts": names})
-  + connection.execute(self._apply(), {"sink": self._sink, "parts": names}); connection.commit()
+  - connection.execute(self._apply(connection, names))
+  + connection.execute(self._apply(connection, names)); connection.commit()
 postgres-no-ledger-in-prepared [new; H64]
   A prepared transaction does not change the ledger, so one that was committed before is taken for lost.
   @ spark_bridge.sinks.postgres.task:PostgresWriter.prepare
