@@ -66,6 +66,20 @@ def for_spark(schema: pyarrow.Schema, own: Callable[[Any], Any] = lambda given: 
     return pyarrow.schema([one.with_type(_spark_type(one.type, one.name, own)).remove_metadata() for one in schema])
 
 
+def with_leaves(given: Any, change: Callable[[Any], Any]) -> Any:
+    """The type with ``change`` applied to each type in it that contains no other."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(given):
+        return pa.struct([one.with_type(with_leaves(one.type, change)) for one in given])
+    if pa.types.is_map(given):
+        item = given.item_field.with_type(with_leaves(given.item_type, change))
+        return pa.map_(with_leaves(given.key_type, change), item)
+    if pa.types.is_list(given):
+        return pa.list_(given.value_field.with_type(with_leaves(given.value_type, change)))
+    return change(given)
+
+
 def arrow_form(schema: StructType) -> pyarrow.Schema:
     """Return the schema that Spark demands of Arrow batches with these columns."""
     from inspect import signature

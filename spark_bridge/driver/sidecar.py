@@ -265,9 +265,9 @@ class Sidecar(PartFactories):
 
         ``spark.readStream.format(name).load()`` reads the source as a stream: each micro-batch has what is new, with
         about ``splits_max`` splits at most. Its plan is in ``SidecarConfig.storage``, so a query that is started again
-        with its ``checkpointLocation`` continues exactly where it was, in this application or another one. A source is
-        read by one query at a time. If Spark repeats a micro-batch, it has the same rows, but perhaps in other
-        partitions.
+        with its ``checkpointLocation`` continues exactly where it was, in this application or another one. Several
+        queries may read a source, each with its own plan; with Spark 4.1, only one. If Spark repeats a micro-batch, it
+        has the same rows, but perhaps in other partitions.
 
         A scan needs a separate stage, and only one scan of a source can run at a time. So a query that reads it twice
         at the same time, or unites it with another input, has to put ``.repartition(n)`` or ``.cache()`` after

@@ -47,49 +47,46 @@ class WithZone:
         return self.everything or any((self.fields or {}).values()) or any(self.pair or ())
 
 
-def with_zone_in(schema: Any) -> dict[str, WithZone]:
-    """Return, for ``rows_of``, the columns of a ``pyarrow.Schema`` that have instants in them."""
-    found = {field.name: _with_zone(field.type) for field in schema}
-    return {name: with_zone for name, with_zone in found.items() if with_zone}
-
-
-def _with_zone(type_: Any) -> WithZone:
-    if hasattr(type_, "key_type"):
-        return WithZone(pair=(_with_zone(type_.key_type), _with_zone(type_.item_type)))
-    if hasattr(type_, "get_field_index"):  # a struct
-        return WithZone(fields={field.name: _with_zone(field.type) for field in type_})
-    if hasattr(type_, "value_type"):
-        return _with_zone(type_.value_type)
-    return WithZone(getattr(type_, "tz", None) is not None)
-
-
-def rows_of(
-    record: Any, columns: Sequence[str], with_zone: Mapping[str, WithZone] | None = None
-) -> Iterable[Sequence[Any]]:
+def rows_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
     """Return the rows of ``record`` as values in the order of ``columns``.
 
     ``record`` is a mapping or a Spark ``Row``, with a value for each column; a tuple or list, in the order of the
     columns; or an Arrow batch or table. Missing names are NULL.
 
-    ``with_zone`` has the columns whose times are instants. Spark gives a ``Row`` its timestamps without a zone, in the
-    local zone of the worker, so they are taken in it. Any other time without a zone is refused there.
-
     Raises:
         TypeError: it is something else.
-        ValueError: it has a column that is not in ``columns``, another number of values, or a time without a zone.
+        ValueError: it has a column that is not in ``columns``, or another number of values.
     """
-    rows = _values_of(record, columns)
-    if not with_zone:
-        return rows
-    return [instants_of_row(row, columns, with_zone, of_spark=hasattr(record, "asDict")) for row in rows]
+    if hasattr(record, "to_pylist") and hasattr(record, "schema"):
+        refuse_unknown(record.schema.names, columns)
+        by_name = {name: record.column(name).to_pylist() for name in record.schema.names}
+        missing = [None] * record.num_rows
+        return list(zip(*(by_name.get(column, missing) for column in columns), strict=True))
+    if hasattr(record, "asDict"):
+        record = record.asDict()
+    if isinstance(record, Mapping):
+        refuse_unknown(record, columns)
+        return [[record.get(column) for column in columns]]
+    if isinstance(record, (tuple, list)):
+        if len(record) != len(columns):
+            raise ValueError(
+                f"the row has {len(record)} values, and the sink {len(columns)} columns: {columns}; write a "
+                "value for each, None for NULL"
+            )
+        return [record]
+    raise TypeError(
+        f"{a_type(record)} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
+        "the operator"
+    )
 
 
 def instants_of_row(
     row: Sequence[Any], columns: Sequence[str], with_zone: Mapping[str, WithZone], *, of_spark: bool
 ) -> Sequence[Any]:
-    """Return the values of ``row`` with instants in the columns of ``with_zone``; see ``rows_of``.
+    """Return the values of ``row`` with instants in the columns of ``with_zone``.
 
-    ``of_spark``: its times without a zone are in the local zone of this process.
+    ``of_spark``: it is from a ``Row``, to which Spark gives its timestamps without a zone, in the local zone of the
+    worker, so they are taken in it. Raises ``ValueError`` for any other time without a zone.
     """
     return [
         value if value is None or column not in with_zone else _instants(value, with_zone[column], of_spark, column)
@@ -146,30 +143,6 @@ def _instant(value: date | time, of_spark: bool, column: str) -> Any:
             f"column {column!r} has the time {show(value)}, which Python cannot take from the local zone to UTC: "
             "run the workers with TZ=UTC, or leave the row out"
         ) from error
-
-
-def _values_of(record: Any, columns: Sequence[str]) -> Iterable[Sequence[Any]]:
-    if hasattr(record, "to_pylist") and hasattr(record, "schema"):
-        refuse_unknown(record.schema.names, columns)
-        by_name = {name: record.column(name).to_pylist() for name in record.schema.names}
-        missing = [None] * record.num_rows
-        return list(zip(*(by_name.get(column, missing) for column in columns), strict=True))
-    if hasattr(record, "asDict"):
-        record = record.asDict()
-    if isinstance(record, Mapping):
-        refuse_unknown(record, columns)
-        return [[record.get(column) for column in columns]]
-    if isinstance(record, (tuple, list)):
-        if len(record) != len(columns):
-            raise ValueError(
-                f"the row has {len(record)} values, and the sink {len(columns)} columns: {columns}; write a "
-                "value for each, None for NULL"
-            )
-        return [record]
-    raise TypeError(
-        f"{a_type(record)} is not a row: pass a dict, a Row, a tuple or an Arrow batch, or override encode of "
-        "the operator"
-    )
 
 
 def refuse_unknown(names: Iterable[str], columns: Sequence[str]) -> None:

@@ -107,4 +107,12 @@ def test_a_query_reads_all_that_is_there_and_another_one_changes_nothing_for_it(
             assert run("production") == ([30, 30, 30, 10] if application == 0 else [10])
             assert run("") == [30, 30, 30, 10 + 10 * application]
             assert run("production") == []
+            queries = [
+                spark.readStream.format("lines").load().writeStream.format("memory").queryName(f"beside_{name}")
+                for name in ("one", "another")
+            ]
+            for query in [query.trigger(availableNow=True).start() for query in queries]:
+                query.awaitTermination()
+            for name in ("one", "another"):  # both at the same time
+                assert spark.table(f"beside_{name}").count() == 100 + 10 * application
         (folder / "more.csv").write_text("v\n" + "".join(f"more {row}\n" for row in range(10)))

@@ -22,8 +22,6 @@ from spark_bridge.sources.files.numbers import changes_as_double, decimal_for
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["check_csv_options", "csv_schema", "read_csv"]
-
 BLOCK_BYTES_MAX = 1 << 30
 """A record that is longer is an error. Until then, blocks grow with the longest record."""
 HEADER_BYTES_MAX = 1 << 16
@@ -38,7 +36,9 @@ MANY_DIGITS = r"(?:[0-9]\.?){16}"
 def check_csv_options(options: dict[str, Any]) -> None:
     """Raise ``ValueError`` or ``TypeError`` for what pyarrow does not take, or what the reader sets itself."""
     require("pyarrow", "dataframe")
-    known = {name for names in _names().values() for name in names}
+    if "delimiter" in options:
+        raise ValueError("delimiter has a separate argument: pass delimiter=, and leave it out of csv_options")
+    known = {name for names in _names().values() for name in names} - {"delimiter"}
     if wrong := sorted(set(options) - known):
         raise ValueError(
             f"csv_options has no {', '.join(map(repr, wrong))}: pass options of pyarrow.csv, which are "
@@ -88,8 +88,9 @@ def csv_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None
         )
     numbers = [one.name for one in batch.schema if _is_number(one.type)]
     _, texts = next(_batches(file, file_format, dict.fromkeys(numbers, pyarrow.string())))
-    nulls = {**DEFAULTS, **file_format.csv_options}["null_values"]
-    types = {name: _type_of(_nulled(texts.column(name), nulls), batch.schema.field(name).type) for name in numbers}
+    types = {
+        name: _type_of(_nulled(texts.column(name), file_format), batch.schema.field(name).type) for name in numbers
+    }
     return pyarrow.schema([(one.name, _named_type(types.get(one.name, one.type))) for one in batch.schema])
 
 
@@ -99,11 +100,12 @@ def _named_type(found: Any) -> Any:
     return pyarrow.string() if pyarrow.types.is_null(found) else found
 
 
-def _nulled(texts: Any, nulls: list[str]) -> Any:
+def _nulled(texts: Any, file_format: FileFormat) -> Any:
     """Numbers as texts, without blanks around them, and NULL for what means NULL. pyarrow does so in other columns."""
     import pyarrow
     from pyarrow import compute
 
+    nulls = {**DEFAULTS, **file_format.csv_options}["null_values"]
     texts = compute.utf8_trim_whitespace(texts)
     is_null = compute.is_in(texts, value_set=pyarrow.array(nulls, pyarrow.string()))
     return compute.if_else(is_null, pyarrow.scalar(None, pyarrow.string()), texts)
@@ -147,12 +149,11 @@ def read_csv(
     offset, done = (0, 0) if position is None else (position, 0) if isinstance(position, int) else position[:2]
     types = {one.name: one.type for one in schema}
     checked = [name for name, found in types.items() if file_format.inferred and _is_number(found)]
-    nulls = {**DEFAULTS, **file_format.csv_options}["null_values"]
     for read, batch in _batches(file, file_format, types | dict.fromkeys(checked, pyarrow.string()), offset, done):
         done += batch.num_rows
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in checked:
-            columns[name] = _numbers(name, _nulled(columns[name], nulls), types[name])
+            columns[name] = _numbers(name, _nulled(columns[name], file_format), types[name])
         yield [offset, done, read], pyarrow.record_batch(columns)
 
 
@@ -212,8 +213,8 @@ def _batches(
 ) -> Iterator[tuple[int, pyarrow.RecordBatch]]:
     """Yield what is in the file after ``offset``, but for its first ``done`` rows, each batch with how far was read.
 
-    pyarrow fails if a record is longer than a block, so blocks grow, and the file is read again. Each time is twice as
-    far, so all times together cost no more than two.
+    pyarrow fails if a record is longer than a block. Then blocks are twice as long, and the file is read again from
+    ``offset``: once for each doubling, so ten times for a record of 1 GiB.
     """
     from pyarrow import ArrowInvalid
     from pyarrow import csv as arrow_csv

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["NO_END", "FileFormat"]
-
 NO_END = 1 << 62
 
 

@@ -12,14 +12,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from protocol.describing import show
+from spark_bridge.common.arrow_types import with_leaves
 from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import NO_END, FileFormat
 from spark_bridge.sources.files.numbers import changes_as_double, decimal_for
 
 if TYPE_CHECKING:
     import pyarrow
-
-__all__ = ["json_schema", "read_json"]
 
 MANY_DIGITS = re.compile(rb"[0-9][0-9.]{15}")
 HEAD_BLOCKS = 64
@@ -84,7 +83,7 @@ def read_json(
     import pyarrow
 
     schema = file_format.arrow_schema
-    texts = pyarrow.schema([one.with_type(_with(one.type, _time_as_text)) for one in schema])
+    texts = pyarrow.schema([one.with_type(with_leaves(one.type, _time_as_text)) for one in schema])
     first = _first_line(file, start) if position is None else position
     for after, block in _blocks(file, first, end, file_format.block_bytes):
         if block.isspace():
@@ -96,19 +95,6 @@ def read_json(
             if one.type != texts.field(place).type:  # pyarrow takes a time without a zone for one in UTC here
                 table = table.set_column(place, one, table.column(place).cast(one.type))
         yield after, table
-
-
-def _with(found: Any, change: Any) -> Any:
-    """The type with ``change`` applied to each type in it that contains no other."""
-    import pyarrow as pa
-
-    if pa.types.is_struct(found):
-        return pa.struct([one.with_type(_with(one.type, change)) for one in found])
-    if pa.types.is_map(found):
-        return pa.map_(_with(found.key_type, change), found.item_field.with_type(_with(found.item_type, change)))
-    if pa.types.is_list(found):
-        return pa.list_(found.value_field.with_type(_with(found.value_type, change)))
-    return change(found)
 
 
 def _time_as_text(found: Any) -> Any:
@@ -140,14 +126,14 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
             continue
         read.append(block)
         found = _parsed(block, None).schema
-        found = pyarrow.schema([one.with_type(_with(one.type, _time_as_text)) for one in found])
+        found = pyarrow.schema([one.with_type(with_leaves(one.type, _time_as_text)) for one in found])
         schema = found if schema is None else pyarrow.unify_schemas([schema, found], promote_options="permissive")
         if "null" not in str([one.type for one in schema]):
             break
     if schema is None:
         return None
     types = {one.name: one.type for one in schema} | _exact_types(b"".join(read), schema)
-    return pyarrow.schema([(one.name, _with(types[one.name], _unknown_as_text)) for one in schema])
+    return pyarrow.schema([(one.name, with_leaves(types[one.name], _unknown_as_text)) for one in schema])
 
 
 def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:

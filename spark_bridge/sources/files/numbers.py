@@ -12,9 +12,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["changes_as_double", "decimal_for"]
-
-DECIMAL_DIGITS = 38
+from spark_bridge.common.arrow_types import DECIMAL_DIGITS
 
 
 def changes_as_double(number: Decimal) -> bool:

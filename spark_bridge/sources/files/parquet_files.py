@@ -13,13 +13,12 @@ import datetime
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from spark_bridge.common.arrow_types import with_leaves
 from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import FileFormat
 
 if TYPE_CHECKING:
     import pyarrow
-
-__all__ = ["parquet_schema", "read_parquet"]
 
 FIRST_DAY = datetime.date(1582, 10, 15)
 """Of the calendar of today."""
@@ -56,18 +55,17 @@ def _in_utc(found: Any) -> tuple[int, Any]:
     """How many times without a zone are in the type, and the type with these as instants."""
     import pyarrow as pa
 
-    if pa.types.is_timestamp(found) and found.tz is None:
-        return 1, pa.timestamp("us", "UTC")
-    if pa.types.is_struct(found):
-        changed = [(one, _in_utc(one.type)) for one in found]
-        return sum(count for _, (count, _) in changed), pa.struct([one.with_type(to) for one, (_, to) in changed])
-    if pa.types.is_map(found):
-        (keys, key), (items, item) = _in_utc(found.key_type), _in_utc(found.item_type)
-        return keys + items, pa.map_(key, found.item_field.with_type(item))
-    if pa.types.is_list(found):
-        count, changed = _in_utc(found.value_type)
-        return count, pa.list_(found.value_field.with_type(changed))
-    return 0, found
+    times = 0
+
+    def instant(leaf: Any) -> Any:
+        nonlocal times
+        if not pa.types.is_timestamp(leaf) or leaf.tz is not None:
+            return leaf
+        times += 1
+        return pa.timestamp("us", "UTC")
+
+    changed = with_leaves(found, instant)
+    return times, changed
 
 
 def read_parquet(

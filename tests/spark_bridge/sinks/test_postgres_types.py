@@ -277,7 +277,8 @@ def test_a_server_that_ends_idle_transactions_does_not_end_those_of_a_task(
 ) -> None:
     sink = a_sink(postgres, database, "id int", mode=mode)
     driver, task = committer(sink), Task(sink)
-    database.execute("ALTER DATABASE postgres SET idle_in_transaction_session_timeout = '1ms'")
+    # Longer than the way from the task's BEGIN to its next statement, which switches it off, on a busy machine.
+    database.execute("ALTER DATABASE postgres SET idle_in_transaction_session_timeout = '1s'")
     try:
         task.writer.write((1,))
         with closing(postgres.connect()) as witness:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from spark_bridge.sinks.rows import rows_of, with_zone_in
+from spark_bridge.sinks.rows import WithZone, instants_of_row, rows_of
 
 SUMMER_NOON = datetime(2026, 7, 1, 12)  # noqa: DTZ001
 INSTANT = pa.timestamp("us", "UTC")
@@ -27,6 +27,13 @@ SCHEMA = pa.schema(
     ]
 )
 
+ZONES = {
+    "at": WithZone(True),
+    "many": WithZone(True),
+    "both": WithZone(fields={"at": WithZone(True), "local": WithZone()}),
+    "map": WithZone(pair=(WithZone(), WithZone(True))),
+}
+
 
 @pytest.fixture
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -39,7 +46,8 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def read(record: Any) -> list[Any]:
-    return list(next(iter(rows_of(record, SCHEMA.names, with_zone_in(SCHEMA)))))
+    row = next(iter(rows_of(record, SCHEMA.names)))
+    return list(instants_of_row(row, SCHEMA.names, ZONES, of_spark=hasattr(record, "asDict")))
 
 
 def test_times_of_a_row_of_spark_are_instants_in_the_local_zone_of_the_worker(berlin: None) -> None:  # H171
