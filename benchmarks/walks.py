@@ -173,7 +173,7 @@ _attempt = threading.local()
 
 async def _walk_all(profiler: Profiler, attempts: int) -> None:
     spark, coordinator = PretendedDriver(), Coordinator()
-    async with SidecarRuntime(spark, SidecarConfig()) as runtime, asyncio.timeout(TIMEOUT_S):
+    async with SidecarRuntime(spark, SidecarConfig()) as runtime:
         handle = await runtime.coordinate(
             OPERATOR, coordinator, parallelism=1, mode=RestoreMode.STREAMING, checkpoint=CheckpointConfig()
         )
@@ -181,7 +181,7 @@ async def _walk_all(profiler: Profiler, attempts: int) -> None:
         spark.say(StageSubmitted(STAGE, 0, 1))
         for number in range(attempts):
             task = Task(handle, number)
-            async with asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
                 spark.say(TaskStarted(number + 1, STAGE, 0, 0, number, False, "1", "host"))
                 with profiler.walk("registration"):
                     tasks.create_task(task.run())
