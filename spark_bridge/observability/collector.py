@@ -119,7 +119,7 @@ class ObservedOperator:
         """Keep the figures of the latencies and rates up to date; about once a second."""
         self.rates.sample(self.counts(), now)
         for sketch in (self.confirm, self.request, self.checkpoint, self.fact):
-            sketch.fold()
+            sketch.fold(now)
 
 
 @dataclass(slots=True)
@@ -202,10 +202,10 @@ class StatusCollector:
             events_up_per_s=operator.rates.per_s("events_received", counts, now),
             events_down_per_s=operator.rates.per_s("events_sent", counts, now),
             requests_per_s=operator.rates.per_s("requests_received", counts, now),
-            confirm=self._latency(operator.confirm),
-            request=self._latency(operator.request),
-            checkpoint=self._latency(operator.checkpoint),
-            fact=self._latency(operator.fact),
+            confirm=self._latency(operator.confirm, now),
+            request=self._latency(operator.request, now),
+            checkpoint=self._latency(operator.checkpoint, now),
+            fact=self._latency(operator.fact, now),
             failures_by_kind=dict(statistics.failures_by_kind),
             timeline=tuple(journal.timeline),
             counters=self._shown("counters", statistics.counter_totals) or {},
@@ -217,8 +217,8 @@ class StatusCollector:
         """Figures that code of users or of other packages computes. They are missing from the status if it fails."""
         return self._journal.displays.run(figures, take)
 
-    def _latency(self, sketch: LatencySketch) -> LatencyStatus:
-        return self._shown("latencies", sketch.status) or LatencyStatus(0, None, None, None)
+    def _latency(self, sketch: LatencySketch, now: float) -> LatencyStatus:
+        return self._shown("latencies", lambda: sketch.status(now)) or LatencyStatus()
 
     async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:
         views: list[AttemptView] = await self._bridge_ref.ask(

@@ -23,7 +23,7 @@ STATES = ("accepted", "ready", "ending", "finished", "over")
 FAILURES = tuple(sorted(kind.name.lower() for kind in FailureKind))
 PHASES = ("waiting", "closing", "snapshotting", "acknowledging", "collecting", "storing")
 
-Kind = Literal["gauge", "counter", "summary"]
+Kind = Literal["gauge", "counter", "histogram"]
 Values = Iterable[tuple[tuple[str, ...], float | LatencyStatus | None]]
 S = TypeVar("S")
 
@@ -84,8 +84,8 @@ def _gauge(name: str, path: str, meaning: str) -> Family[Operator]:
     return _one(name, "gauge", meaning, attrgetter(path))
 
 
-def _summary(name: str, path: str, meaning: str) -> Family[Operator]:
-    return _one(name, "summary", meaning, attrgetter(path))
+def _histogram(name: str, path: str, meaning: str) -> Family[Operator]:
+    return _one(name, "histogram", meaning, attrgetter(path))
 
 
 def _of_sources(field: str, meaning: str) -> Family[Operator]:
@@ -288,10 +288,10 @@ _OPERATOR: tuple[Family[Operator], ...] = (
             else [((phase,), operator.completed.phases_s.get(phase, 0.0)) for phase in PHASES]
         ),
     ),
-    _summary("event_confirm_seconds", "status.confirm", "From an event's sending to its confirmation by the task."),
-    _summary("request_seconds", "status.request", "From the arrival of a task's request to its answer."),
-    _summary("checkpoint_seconds", "status.checkpoint", "From a checkpoint's trigger to its durable write."),
-    _summary("spark_fact_seconds", "status.fact", "From a fact in Spark to the coordinator's reaction."),
+    _histogram("event_confirm_seconds", "status.confirm", "From an event's sending to its confirmation by the task."),
+    _histogram("request_seconds", "status.request", "From the arrival of a task's request to its answer."),
+    _histogram("checkpoint_seconds", "status.checkpoint", "From a checkpoint's trigger to its durable write."),
+    _histogram("spark_fact_seconds", "status.fact", "From a fact in Spark to the coordinator's reaction."),
 )
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import log10
 from typing import Any
 
 from actors.coordination import LatencyRecorder
-from spark_bridge.observability.status import LatencyStatus
+from spark_bridge.observability.status import LatencyStatus, Percentiles
 
 try:
     from ddsketch import DDSketch
@@ -26,42 +26,90 @@ SAMPLES_TOGETHER_MAX = 4096
 """How many samples one ``fold`` takes in: about a millisecond of work. If more have come, evenly spaced ones."""
 BINS = 28
 """How many numbers a histogram has: four for each decade from 10 µs to 100 s."""
+BIN_ENDS = (*(f"{10 ** ((number + 1) / 4 - 5):.3g}" for number in range(BINS - 1)), "+Inf")
+"""The upper end of each, in seconds, as Prometheus writes it."""
+SLICE_S = 15.0
+"""How much time one sketch of the recent samples covers."""
+RECENT_S = (60.0, 300.0)
 
 
 class LatencySketch:
-    """Percentiles and a histogram of everything that a ``LatencyRecorder`` has recorded, in constant memory.
+    """Percentiles and a histogram of everything that a ``LatencyRecorder`` has recorded, in bounded memory.
 
-    Recording stays as cheap as it is. The sketch takes the samples in when somebody looks. Algorithm: DDSketch (Masson,
-    Rim, Lee, 2019), from the package ``ddsketch``; sketches of the same kind can be merged.
+    Recording stays as cheap as it is. The sketch takes the samples in when somebody looks, or once a second. Algorithm:
+    DDSketch (Masson, Rim, Lee, 2019), from the package ``ddsketch``. Such sketches can be merged, so there is one for
+    each slice of ``SLICE_S`` of the last five minutes, and one for all that came before the newest slice. ``now`` is a
+    clock in seconds.
     """
 
     def __init__(self, recorder: LatencyRecorder) -> None:
         self._recorder = recorder
         self._folded = 0
-        self.sketch: Any = None if _new_sketch is None else _new_sketch(ACCURACY)
-        """The ``DDSketch``, in microseconds; None without the package."""
+        self._sum_us = 0.0
         self._bins = [0] * BINS
+        self._newest: Any = None
+        self._newest_began = 0.0
+        self._slices: deque[tuple[float, Any]] = deque()  # when each began, the oldest first, without the newest
+        self._before: Any = None  # everything but the newest
+        self._merged: dict[int, Any] = {}  # so many of the slices; a merge takes about 50 µs
 
-    def fold(self) -> None:
+    def fold(self, now: float) -> None:
         """Take in what was recorded since the last call."""
-        if self.sketch is None:
-            return
+        if self._newest is not None and now - self._newest_began >= SLICE_S:
+            self._slices.append((self._newest_began, self._newest))
+            self._before = _merged(filter(None, (self._before, self._newest)))
+            self._newest = None
+            self._merged.clear()
+        while self._slices and self._slices[0][0] <= now - RECENT_S[-1] - SLICE_S:
+            self._slices.popleft()
         fresh, self._folded = self._recorder.since(self._folded), self._recorder.count
+        if not fresh:
+            return
+        if self._newest is None and _new_sketch is not None:
+            self._newest, self._newest_began = _new_sketch(ACCURACY), now
         step = -(-len(fresh) // SAMPLES_TOGETHER_MAX) or 1
         for microseconds, times in Counter(map(round, fresh[::step])).items():
-            self.sketch.add(max(microseconds, 1), times * step)
+            self._sum_us += microseconds * times * step
             self._bins[_bin(microseconds)] += times * step
+            if self._newest is not None:
+                self._newest.add(max(microseconds, 1), times * step)
 
-    def status(self) -> LatencyStatus:
-        """The percentiles now."""
-        self.fold()
-        if self.sketch is None or not self.sketch.count:
-            return LatencyStatus(self._recorder.count, None, None, None)
-        p50, p99, p999 = (round(self.sketch.get_quantile_value(rank), 1) for rank in (0.5, 0.99, 0.999))
-        return LatencyStatus(self._recorder.count, p50, p99, p999, round(self.sketch.sum, 1), tuple(self._bins))
+    def status(self, now: float) -> LatencyStatus:
+        """The figures at this moment."""
+        self.fold(now)
+        return LatencyStatus(
+            self._recorder.count,
+            self._percentiles(self._before),
+            *(self._percentiles(self._since(now - seconds - SLICE_S)) for seconds in RECENT_S),
+            round(self._sum_us, 1),
+            tuple(self._bins),
+        )
+
+    def _since(self, began: float) -> Any:
+        many = sum(slice_began > began for slice_began, _ in self._slices)
+        if many and many not in self._merged:
+            self._merged[many] = _merged(one for _, one in list(self._slices)[-many:])
+        return self._merged[many] if many else None
+
+    def _percentiles(self, older: Any) -> Percentiles:
+        """Of these and the newest samples."""
+        sketches = [one for one in (older, self._newest) if one is not None]
+        if not sketches:
+            return Percentiles()
+        sketch = sketches[0] if len(sketches) == 1 else _merged(sketches)
+        return Percentiles(*(round(sketch.get_quantile_value(rank), 1) for rank in (0.5, 0.99, 0.999)))
 
 
-def _bin(microseconds: int) -> int:
+def _merged(sketches: Iterable[Any]) -> Any:
+    """A new sketch of all their samples."""
+    assert _new_sketch is not None
+    merged = _new_sketch(ACCURACY)
+    for one in sketches:
+        merged.merge(one)
+    return merged
+
+
+def _bin(microseconds: float) -> int:
     return min(BINS - 1, int(4 * log10(max(microseconds, 10)) - 4))
 
 

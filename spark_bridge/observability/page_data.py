@@ -133,7 +133,7 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
             round(one, 2) for one in (operator.events_up_per_s, operator.events_down_per_s, operator.requests_per_s)
         ],
         "latencies": {
-            name: [latency.samples, latency.p50_us, latency.p99_us, latency.p999_us, latency.histogram]
+            name: [latency.samples, latency.last_minute, latency.last_five_minutes, latency.ever, latency.histogram]
             for name, latency in (
                 ("confirm", operator.confirm),
                 ("request", operator.request),

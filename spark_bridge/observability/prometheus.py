@@ -9,17 +9,17 @@ scrape.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from protocol.describing import as_float, readable
 from spark_bridge.observability.figures import PREFIX, Kind, Sample, figures
+from spark_bridge.observability.meters import BIN_ENDS
 from spark_bridge.observability.status import LatencyStatus, SidecarStatus
 from spark_bridge.observability.status_server import Content, Request, Route, Unavailable
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
-
-QUANTILES = (("0.5", "p50_us"), ("0.99", "p99_us"), ("0.999", "p999_us"))
 
 
 class SidecarCollector:
@@ -71,11 +71,10 @@ def _families(status: SidecarStatus) -> Iterator[Metric]:
 def _add(metric: Metric, kind: Kind, labels: dict[str, str], sample: Sample) -> None:
     value = sample.value
     if isinstance(value, LatencyStatus):
-        for quantile, field in QUANTILES:
-            microseconds = getattr(value, field)
-            if microseconds is not None:
-                metric.add_sample(metric.name, {**labels, "quantile": quantile}, as_float(microseconds) / 1e6)
-        metric.add_sample(f"{metric.name}_count", labels, value.samples)
-        metric.add_sample(f"{metric.name}_sum", labels, (value.sum_us or 0.0) / 1e6)
+        up_to = list(accumulate(value.histogram))
+        for end, count in zip(BIN_ENDS, up_to, strict=True):
+            metric.add_sample(f"{metric.name}_bucket", {**labels, "le": end}, count)
+        metric.add_sample(f"{metric.name}_count", labels, up_to[-1])  # as many as there are in the buckets
+        metric.add_sample(f"{metric.name}_sum", labels, value.sum_us / 1e6)
     else:
         metric.add_sample(f"{metric.name}_total" if kind == "counter" else metric.name, labels, as_float(value))

@@ -35,7 +35,8 @@ def gauges(status: SidecarStatus) -> dict[str, float]:
     """The figures by the names of their gauges.
 
     ``headgate.FIGURE`` for the sidecar, ``headgate.OPERATOR.FIGURE`` for an operator, then the values of further
-    labels, and ``p50``, ``p99``, ``p999`` and ``count`` for a latency. An operator's name keeps its letters, digits,
+    labels, and for a latency ``count``, and ``p50``, ``p99`` and ``p999`` of the last minute, which are missing without
+    a sample there; the last values then stay away from the sinks. An operator's name keeps its letters, digits,
     underscores and hyphens; other characters become underscores, because sinks split names at dots.
 
     Sinks do not compute rates as Prometheus does, so there are three more figures for each operator.
@@ -60,7 +61,7 @@ def gauges(status: SidecarStatus) -> dict[str, float]:
 
 def _parts(latency: LatencyStatus) -> Iterator[tuple[str, float]]:
     yield "count", float(latency.samples)
-    for part, microseconds in (("p50", latency.p50_us), ("p99", latency.p99_us), ("p999", latency.p999_us)):
+    for part, microseconds in zip(("p50", "p99", "p999"), latency.last_minute, strict=True):
         if microseconds is not None:
             yield part, microseconds / 1e6
 

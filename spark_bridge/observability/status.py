@@ -18,21 +18,32 @@ from protocol.describing import NOT_FINITE, plain, readable, show
 from spark_bridge.observability.html import status_html
 
 
-class LatencyStatus(NamedTuple):
-    """One latency, in microseconds, since the operator was coordinated.
+class Percentiles(NamedTuple):
+    """Percentiles of a latency, in microseconds, within 1 % of the exact values.
 
-    The percentiles are within 1 % of the exact values. They and the sum are None before the first sample, and without
-    the package ``ddsketch`` (``pip install 'headgate[observability]'``). ``histogram``: how many samples fall into each
-    quarter of a decade from 10 µs to 100 s, 28 numbers; the first and the last include what lies beyond. It is empty
-    where the percentiles are None.
+    None without a sample, and without the package ``ddsketch`` (``pip install 'headgate[observability]'``).
     """
 
-    samples: int
-    p50_us: float | None
-    p99_us: float | None
-    p999_us: float | None
-    sum_us: float | None = None
-    histogram: tuple[int, ...] = ()
+    p50_us: float | None = None
+    p99_us: float | None = None
+    p999_us: float | None = None
+
+
+class LatencyStatus(NamedTuple):
+    """One latency.
+
+    ``ever`` is since the operator was coordinated; ``last_minute`` and ``last_five_minutes`` may reach back 15 s
+    further. ``samples``, ``sum_us`` in microseconds, and ``histogram`` are since the operator was coordinated.
+    ``histogram``: how many samples fall into each quarter of a decade from 10 µs to 100 s, 28 numbers; the first and
+    the last include what lies beyond.
+    """
+
+    samples: int = 0
+    ever: Percentiles = Percentiles()
+    last_minute: Percentiles = Percentiles()
+    last_five_minutes: Percentiles = Percentiles()
+    sum_us: float = 0.0
+    histogram: tuple[int, ...] = (0,) * 28
 
 
 class CallStatus(NamedTuple):

@@ -263,9 +263,10 @@ def _checkpoint(operator: OperatorStatus) -> str:
 
 
 def _milliseconds(latency: LatencyStatus) -> str:
-    if latency.p50_us is None or latency.p99_us is None:
+    p50_us, p99_us, _ = latency.last_minute
+    if p50_us is None or p99_us is None:
         return ""
-    return f"{latency.p50_us / 1e3:.1f}/{latency.p99_us / 1e3:.1f}"
+    return f"{p50_us / 1e3:.1f}/{p99_us / 1e3:.1f}"
 
 
 def _subtasks(status: SidecarStatus, subtasks_max: int) -> list[str]:

@@ -15,6 +15,7 @@ from spark_bridge.observability.status import (
     FailureRecord,
     LatencyStatus,
     OperatorStatus,
+    Percentiles,
     RelayStatus,
     RunStatus,
     SidecarStatus,
@@ -69,9 +70,15 @@ def an_attempt(subtask: int, *, attempt: int | None = None, state: str = "ready"
     return made._replace(**more)
 
 
+def latency(samples: int, *ever: float) -> LatencyStatus:
+    """One that was slower in the last minute than since the start."""
+    minute, five_minutes = (Percentiles(*(factor * one for one in ever)) for factor in (2, 1.5))
+    return LatencyStatus(samples, Percentiles(*ever), minute, five_minutes)
+
+
 def an_operator(name: str, attempts: list[AttemptStatus], *, parallelism: int, at: float = NOW) -> OperatorStatus:
     """An operator whose run began a minute ago."""
-    none = LatencyStatus(0, None, None, None)
+    none = LatencyStatus()
     return OperatorStatus(
         operator_id=name,
         mode="streaming",
@@ -177,10 +184,10 @@ def an_eventful_one(name: str = "crawl", *, stuck: bool = False, at: float = NOW
         events_up_per_s=812.4,
         events_down_per_s=96.2,
         requests_per_s=31.5,
-        confirm=LatencyStatus(48_211, 912.0, 4_310.0, 12_800.0, None, CONFIRMED),
-        request=LatencyStatus(1_890, 1_420.0, 8_100.0, 41_000.0),
-        checkpoint=LatencyStatus(9, 410_000.0, 720_000.0, 731_000.0),
-        fact=LatencyStatus(31, 2_300.0, 18_000.0, 19_500.0),
+        confirm=latency(48_211, 912.0, 4_310.0, 12_800.0)._replace(histogram=CONFIRMED),
+        request=latency(1_890, 1_420.0, 8_100.0, 41_000.0),
+        checkpoint=latency(9, 410_000.0, 720_000.0, 731_000.0),
+        fact=latency(31, 2_300.0, 18_000.0, 19_500.0),
     )
     if not stuck:
         return operator

@@ -103,9 +103,9 @@ def test_an_operators_page_shows_attempts_checkpoints_failures_and_latencies(ser
     assert latencies.nth(0).inner_text().split("\t") == [
         "Event confirmed",
         "48,211",
-        "912 µs",
-        "4.31 ms",
-        "12.8 ms",
+        "1.82 ms · 8.62 ms · 25.6 ms",
+        "1.37 ms · 6.46 ms · 19.2 ms",
+        "912 µs · 4.31 ms · 12.8 ms",
         "",
     ]
     heights = latencies.nth(0).locator(".hg-bar").evaluate_all("bars => bars.map(bar => +bar.getAttribute('height'))")

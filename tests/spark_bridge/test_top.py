@@ -20,7 +20,7 @@ import pytest
 from protocol.wire.keys import KeyRing
 from spark_bridge.command import main
 from spark_bridge.common.errors import SidecarError
-from spark_bridge.observability.status import LatencyStatus
+from spark_bridge.observability.status import LatencyStatus, Percentiles
 from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.control_server import serve_control
 from spark_bridge.standalone.secret_file import read_or_make_secret
@@ -37,7 +37,7 @@ def test_the_table_shows_operators_and_what_their_subtasks_wait_for() -> None:
     busy = operator(
         attempts=(attempt(0), attempt(1, requested_at=NOW - 41), attempt(2, state="over")),
         events_up_per_s=1234.5,
-        confirm=LatencyStatus(10, 1500.0, 20_000.0, None),
+        confirm=LatencyStatus(10, last_minute=Percentiles(1500.0, 20_000.0, None)),
         last_completed_checkpoint_id=7,
         counts={"failures": 3},
     )

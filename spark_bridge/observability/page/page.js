@@ -446,7 +446,7 @@
     const parts = {
       subtasks: section("Subtasks", "", map.node, chosen, attempts.frame),
       timeline: section("Timeline", "", lives.node),
-      latencies: section("Latencies", "since the operator was coordinated; the lines are p50, p99 and p99.9", latencies.node),
+      latencies: section("Latencies", "p50 · p99 · p99.9; the histogram, with a line for each of them, is since the operator was coordinated", latencies.node),
       counters: section("Counters", "what the tasks count with context.count, and how many values they observe", counters.frame),
       sources: section("Sources", "what is not read yet; the backlog is in the units of the readers, bytes for files", sources.frame, splits.frame),
       checkpoints: section("Checkpoints", "", el("div", {class: "hg-keys"}, phases), checkpoints.frame),
@@ -892,7 +892,8 @@
 
   function latencyTable() {
     const tableOf = table("Latencies", [
-      ["Latency"], ["Samples", "hg-number"], ["p50", "hg-number"], ["p99", "hg-number"], ["p99.9", "hg-number"], ["Histogram, 10 µs to 100 s", "hg-wide"],
+      ["Latency"], ["Samples", "hg-number"], ["Last minute", "hg-number"], ["Last five minutes", "hg-number"], ["Since the start", "hg-number"],
+      ["Histogram, 10 µs to 100 s", "hg-wide"],
     ]);
     const rows = LATENCIES.map(([key, name, meaning]) => {
       const cells = [1, 2, 3, 4].map(() => el("td", {class: "hg-number"}));
@@ -907,9 +908,9 @@
       node: tableOf.frame,
       update(operator) {
         for (const row of rows) {
-          const [samples, ...rest] = operator.latencies[row.key];
-          const [quantiles, histogram] = [rest.slice(0, 3), rest[3]];
-          [number(samples), ...quantiles.map(micros)].forEach((text, index) => say(row.cells[index], text));
+          const [samples, minute, fiveMinutes, quantiles, histogram] = operator.latencies[row.key];
+          const texts = [minute, fiveMinutes, quantiles].map((three) => (three[0] === null ? "–" : three.map(micros).join(" · ")));
+          [number(samples), ...texts].forEach((text, index) => say(row.cells[index], text));
           const most = Math.max(1, ...histogram);
           row.bars.forEach((node, bin) => {
             const height = histogram[bin] ? Math.max(2, (histogram[bin] / most) * 28) : 0;

@@ -40,7 +40,7 @@ def run(**changes: Any) -> RunStatus:
 
 def operator(**changes: Any) -> OperatorStatus:
     """An operator of four subtasks in which everything moves."""
-    quiet = LatencyStatus(0, None, None, None)
+    quiet = LatencyStatus()
     ordinary = OperatorStatus(
         operator_id="crawl",
         mode="batch",

@@ -9,7 +9,7 @@ import re
 from spark_bridge.observability.figures import FAMILIES
 from tests.spark_bridge.observability.dashboard import alerts, dashboard, queries
 
-SUFFIXES = re.compile("_(sum|count)$")
+SUFFIXES = re.compile("_(sum|count|bucket)$")
 BY_NAME = {family.full_name: family for family in FAMILIES}
 
 
@@ -21,17 +21,17 @@ def test_every_query_asks_for_figures_and_labels_that_exist() -> None:
         for name, selector in asked:
             family = BY_NAME.get(name) or BY_NAME[SUFFIXES.sub("", name)]
             labels = set(re.findall(r"(\w+)=", selector))
-            allowed = {"job", *family.labels} | ({"quantile"} if family.kind == "summary" else set())
+            allowed = {"job", *family.labels} | ({"le"} if family.kind == "histogram" else set())
             assert labels <= allowed, panel
             assert ("operator" in labels) == ("operator" in family.labels), panel
-        for grouped in re.findall(r"by \((\w+)\)", query):
-            assert all(grouped in BY_NAME[name].labels for name, _ in asked), panel
+        for grouped in re.findall(r"by \((\w+)", query):
+            assert all(grouped in BY_NAME[SUFFIXES.sub("", name)].labels for name, _ in asked), panel
 
 
 def test_counters_are_shown_as_rates_and_gauges_as_they_are() -> None:
     for panel, query in queries("1m").items():
         for name in re.findall(r"headgate_\w+", query):
-            counts = name.endswith(("_total", "_sum", "_count"))
+            counts = name.endswith(("_total", "_sum", "_count", "_bucket"))
             assert counts == bool(re.search(rf"(rate|increase)\({name}", query)), panel
 
 

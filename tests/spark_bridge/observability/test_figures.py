@@ -60,7 +60,7 @@ def busy() -> SidecarStatus:
         last_completed_checkpoint_id=10,
         in_doubt=(11,),
         counts={name: 100 + number for number, name in enumerate(COUNTS)},
-        confirm=LatencyStatus(1000, 250.0, 900.0, 2000.0, 300_000.0),
+        confirm=LatencyStatus(1000, sum_us=300_000.0, histogram=(*[0] * 6, 600, 400, *[0] * 20)),
         failures_by_kind={"killed": 3},
     )
     return sidecar(crawl, operator(operator_id='words "quoted"\n'), display_failures={"trace": 3})
@@ -113,8 +113,10 @@ def test_a_scrape_reads_the_figures_in_base_units() -> None:
     read = values(busy())
     crawl = ("operator", "crawl")
     expected = {
-        f"headgate_event_confirm_seconds{[crawl, ('quantile', '0.5')]}": 0.00025,
-        f"headgate_event_confirm_seconds{[crawl, ('quantile', '0.999')]}": 0.002,
+        f"headgate_event_confirm_seconds_bucket{[('le', '0.000316'), crawl]}": 0,
+        f"headgate_event_confirm_seconds_bucket{[('le', '0.000562'), crawl]}": 600,
+        f"headgate_event_confirm_seconds_bucket{[('le', '0.001'), crawl]}": 1000,
+        f"headgate_event_confirm_seconds_bucket{[('le', '+Inf'), crawl]}": 1000,
         f"headgate_event_confirm_seconds_count{[crawl]}": 1000,
         f"headgate_event_confirm_seconds_sum{[crawl]}": 0.3,
         f"headgate_request_seconds_count{[crawl]}": 0,

@@ -13,6 +13,7 @@ import pytest
 from actors.coordination import LatencyRecorder
 from spark_bridge.observability import meters
 from spark_bridge.observability.meters import ACCURACY, BINS, SAMPLES_TOGETHER_MAX, LatencySketch, LoopLag, Rates
+from spark_bridge.observability.status import LatencyStatus, Percentiles
 
 
 def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> None:
@@ -22,12 +23,46 @@ def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> No
     for number, sample in enumerate(samples):
         recorder.record(sample)
         if number % 700 == 0:
-            sketch.status()
-    status, ordered = sketch.status(), sorted(samples)
+            sketch.status(number / 10)
+    status = sketch.status(400.0)
     assert status.samples == len(samples)
-    for rank, found in ((0.5, status.p50_us), (0.99, status.p99_us), (0.999, status.p999_us)):
-        exact = ordered[int(rank * (len(ordered) - 1))]
-        assert found == pytest.approx(exact, rel=ACCURACY, abs=1)
+    assert status.sum_us == pytest.approx(sum(samples), abs=len(samples) / 2)
+    check(status.ever, samples)
+
+
+def check(found: Percentiles, samples: list[float]) -> None:
+    ordered = sorted(samples)
+    for rank, one in zip((0.5, 0.99, 0.999), found, strict=True):
+        assert one == pytest.approx(ordered[int(rank * (len(ordered) - 1))], rel=1.1 * ACCURACY, abs=1)  # the samples are rounded
+
+
+def test_recent_percentiles_leave_out_what_is_older_however_often_somebody_looks() -> None:
+    dice = random.Random(11)
+    recorder, samples = LatencyRecorder(), list[tuple[float, float]]()
+    often = LatencySketch(recorder)
+    for second in range(1200):
+        for _ in range(dice.randrange(0, 4)):
+            recorder.record(one := dice.uniform(100, 200) * (1 + second // 100))
+            samples.append((second, one))
+        often.fold(second)
+        if second % 7 == 0:
+            status = often.status(second)
+            for seconds, found in ((60, status.last_minute), (300, status.last_five_minutes), (1e9, status.ever)):
+                # The slice in which the time began counts as a whole.
+                spans = [[one for when, one in samples if when > second - seconds - more] for more in range(16)]
+                assert any(close(found, span) for span in spans if span), (second, seconds)
+    assert often.status(1300.0).last_minute == Percentiles()
+    assert often.status(1300.0).last_five_minutes != Percentiles()
+    assert often.status(1600.0).last_five_minutes == Percentiles()
+    assert often.status(1600.0).ever == often.status(1200.0).ever
+
+
+def close(found: Percentiles, samples: list[float]) -> bool:
+    try:
+        check(found, samples)
+    except AssertionError:
+        return False
+    return True
 
 
 def test_a_histogram_counts_each_quarter_of_a_decade_and_what_lies_beyond() -> None:
@@ -37,7 +72,7 @@ def test_a_histogram_counts_each_quarter_of_a_decade_and_what_lies_beyond() -> N
         recorder.record(microseconds)
     expected = [0] * BINS
     expected[0], expected[1], expected[3], expected[4], expected[27] = 3, 1, 1, 2, 2
-    assert list(sketch.status().histogram) == list(sketch.status().histogram) == expected
+    assert list(sketch.status(1.0).histogram) == list(sketch.status(99.0).histogram) == expected
 
 
 def test_a_burst_is_taken_in_evenly_spaced_samples_with_their_weight() -> None:
@@ -46,10 +81,9 @@ def test_a_burst_is_taken_in_evenly_spaced_samples_with_their_weight() -> None:
     count = 5 * SAMPLES_TOGETHER_MAX
     for number in range(count):
         recorder.record(float(number + 1))
-    status = sketch.status()
-    assert sketch.sketch.count == count
-    assert status.p50_us == pytest.approx(count / 2, rel=0.02)
-    assert status.p999_us == pytest.approx(count * 0.999, rel=0.02)
+    status = sketch.status(1.0)
+    assert status.ever.p50_us == pytest.approx(count / 2, rel=0.02)
+    assert status.ever.p999_us == pytest.approx(count * 0.999, rel=0.02)
     assert sum(status.histogram) == count
 
 
@@ -62,14 +96,14 @@ def test_the_recorder_returns_what_came_since_newest_first_as_far_as_it_is_kept(
     assert recorder.since(5) == []
 
 
-def test_before_the_first_sample_and_without_the_package_there_are_no_percentiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert LatencySketch(LatencyRecorder()).status() == (0, None, None, None, None, ())
+def test_without_the_package_there_are_no_percentiles_but_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LatencySketch(LatencyRecorder()).status(1.0) == LatencyStatus()
     monkeypatch.setattr(meters, "_new_sketch", None)
     recorder = LatencyRecorder()
+    sketch = LatencySketch(recorder)
     recorder.record(1.0)
-    assert LatencySketch(recorder).status() == (1, None, None, None, None, ())
+    sketch.fold(2.0)
+    assert sketch.status(99.0) == LatencyStatus(1, sum_us=1.0, histogram=(1, *[0] * 27))
 
 
 def test_a_rate_is_over_the_last_seconds_only() -> None:

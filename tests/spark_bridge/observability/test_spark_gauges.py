@@ -8,12 +8,13 @@ import pytest
 
 from spark_bridge.observability.figures import FAMILIES
 from spark_bridge.observability.spark_metrics import gauges
-from spark_bridge.observability.status import LatencyStatus, SourceStatus
+from spark_bridge.observability.status import LatencyStatus, Percentiles, SourceStatus
 from tests.spark_bridge.observability.statuses import attempt, operator, sidecar
 
 
 def test_every_figure_is_a_gauge_under_its_operator() -> None:
-    confirm, sources = LatencyStatus(3, 250.0, 900.0, 2000.0, 1000.0), {"": SourceStatus(7, 3, 4096)}
+    ever, minute = Percentiles(9000.0, 9000.0, 9000.0), Percentiles(250.0, 900.0, 2000.0)
+    confirm, sources = LatencyStatus(3, ever, minute), {"": SourceStatus(7, 3, 4096)}
     found = gauges(sidecar(operator(confirm=confirm, sources=sources), display_failures={"trace": 3}))
     for family in FAMILIES:
         head = "headgate.crawl" if "operator" in family.labels else "headgate"
