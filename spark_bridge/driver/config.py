@@ -98,7 +98,8 @@ class Watching:
         spark_metrics: the same figures are gauges in Spark's own metrics, from 10 s after the start on. This needs the
             driver in this process, and ``relay="jvm"``.
         opentelemetry: spans for runs, attempts, checkpoints with their phases, restores and restarts go to the
-            application's tracer provider. This needs ``pip install 'headgate[opentelemetry]'`` where the sidecar runs.
+            application's tracer provider, and the figures to its meter provider. This needs
+            ``pip install 'headgate[opentelemetry]'`` where the sidecar runs.
         trace: a file for the timeline of the whole life of the sidecar, as ``Sidecar.trace`` writes it.
         method_report_s: a coordinator's method that has not returned after this time is logged with the place where it
             waits, and again each time the waiting time has doubled. Tasks that time out in the meantime report the

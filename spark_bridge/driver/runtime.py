@@ -64,6 +64,7 @@ from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.event_log import EventLog, EventLogActor, subscribe
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
+from spark_bridge.observability.otel_metrics import DISPLAY, OpenTelemetryMetrics
 from spark_bridge.observability.page_files import page_routes
 from spark_bridge.observability.prometheus import metrics_route
 from spark_bridge.observability.spans import Spans, require_opentelemetry
@@ -319,7 +320,8 @@ class SidecarRuntime(PartFactories):
             if config.watching.trace is not None:
                 await self._start_trace(config.watching.trace, lambda tracing: None)
             stack.push_async_callback(self._end_trace)
-            self._serve_status(stack)
+            recent = self._recent_status(stack)
+            self._serve_status(recent, stack)
             self._displays.run("spark-ui-tab", self._show_in_spark, stack)
             self._displays.run("spark-metrics", self._feed_spark_metrics, stack)
             self._displays.run("event-log", self._note_in_event_log, journal, stack)
@@ -328,6 +330,9 @@ class SidecarRuntime(PartFactories):
                 spans = self._displays.run("spans", Spans, journal)
                 if spans is not None:
                     stack.callback(self._displays.run, "spans", spans.close)
+                metrics = self._displays.run(DISPLAY, OpenTelemetryMetrics, recent, self._displays)
+                if metrics is not None:
+                    stack.callback(metrics.close)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -382,12 +387,16 @@ class SidecarRuntime(PartFactories):
             "observer",
         )
 
-    def _serve_status(self, stack: AsyncExitStack) -> None:
+    def _recent_status(self, stack: AsyncExitStack) -> RecentStatus:
+        """For those who look from other threads, until the sidecar closes."""
+        recent = RecentStatus(LoopCaller(self._loop), self.status)
+        stack.callback(recent.close)
+        return recent
+
+    def _serve_status(self, recent: RecentStatus, stack: AsyncExitStack) -> None:
         config = self._config
         if config.watching.status_port is None:
             return
-        call = LoopCaller(self._loop)
-        recent = RecentStatus(call, self.status)
         routes = {"/metrics": metrics_route(recent), **page_routes(recent)}  # called on the server's threads
         shown = {path: self._displays.route(f"status-page {path}", route) for path, route in routes.items()}
         server = StatusServer(
@@ -397,7 +406,7 @@ class SidecarRuntime(PartFactories):
         self._status_server = server
 
         async def close() -> None:
-            call.close()
+            recent.close()  # whoever waits for an answer would keep the server from closing
             with anyio.CancelScope(shield=True):
                 await DRIVER.run(server.close)
 

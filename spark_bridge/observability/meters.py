@@ -77,13 +77,9 @@ class LatencySketch:
     def status(self, now: float) -> LatencyStatus:
         """The figures at this moment."""
         self.fold(now)
-        return LatencyStatus(
-            self._recorder.count,
-            self._percentiles(self._before),
-            *(self._percentiles(self._since(now - seconds - SLICE_S)) for seconds in RECENT_S),
-            round(self._sum_us, 1),
-            tuple(self._bins),
-        )
+        minute, five_minutes = (self._percentiles(self._since(now - seconds - SLICE_S)) for seconds in RECENT_S)
+        ever, sum_us = self._percentiles(self._before), round(self._sum_us, 1)
+        return LatencyStatus(self._recorder.count, ever, minute, five_minutes, sum_us, tuple(self._bins))
 
     def _since(self, began: float) -> Any:
         many = sum(slice_began > began for slice_began, _ in self._slices)

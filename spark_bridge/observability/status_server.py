@@ -113,6 +113,8 @@ class LoopCaller:
 
     def __call__(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of ``function()``, awaited on the loop. Raises what it raises, and ``Unavailable``."""
+        if self._loop is asyncio._get_running_loop():
+            raise Unavailable("the sidecar's event loop cannot wait for itself: collect or look on another thread")
         with self._lock:
             if self._closed:
                 raise Unavailable("the sidecar is closing")
@@ -146,13 +148,17 @@ class LoopCaller:
 
 
 class RecentStatus:
-    """The status for the routes, at most ``KEPT_S`` old: many who look cost the event loop no more than one."""
+    """The status for other threads, at most ``KEPT_S`` old: many who look cost the event loop no more than one.
+
+    ``close`` is that of the ``LoopCaller``.
+    """
 
     KEPT_S = 0.25
 
     def __init__(self, call: LoopCaller, take: Callable[[], Coroutine[Any, Any, SidecarStatus]]) -> None:
         self._call = call
         self._take = take
+        self.close = call.close
         self._lock = threading.Lock()
         self._status: SidecarStatus | None = None
         self._taken = 0.0

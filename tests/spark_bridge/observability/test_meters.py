@@ -33,7 +33,8 @@ def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> No
 def check(found: Percentiles, samples: list[float]) -> None:
     ordered = sorted(samples)
     for rank, one in zip((0.5, 0.99, 0.999), found, strict=True):
-        assert one == pytest.approx(ordered[int(rank * (len(ordered) - 1))], rel=1.1 * ACCURACY, abs=1)  # the samples are rounded
+        exact = round(ordered[int(rank * (len(ordered) - 1))])
+        assert one == pytest.approx(exact, rel=ACCURACY, abs=1)
 
 
 def test_recent_percentiles_leave_out_what_is_older_however_often_somebody_looks() -> None:
