@@ -406,7 +406,7 @@ class SidecarRuntime(PartFactories):
         self._status_server = server
 
         async def close() -> None:
-            recent.close()  # whoever waits for an answer would keep the server from closing
+            recent.close()  # a request that waits for it would keep the server from closing
             with anyio.CancelScope(shield=True):
                 await DRIVER.run(server.close)
 
