@@ -2,7 +2,7 @@
 
 """The figures as metrics of OpenTelemetry, by the names that Prometheus shows, when the application's reader collects.
 
-Needs the package ``opentelemetry-api``. A provider of meters keeps an instrument for ever, so each has its instruments
+Needs the package ``opentelemetry-api``. A provider of meters never forgets an instrument, so each has its instruments
 once, and they ask the sidecars that run. The API has no histogram that is only read, and one record for each sample
 would cost more than the event: a latency has its count, its sum, and the percentiles of the last minute.
 """
