@@ -113,7 +113,7 @@ def test_a_value_that_the_server_would_change_is_refused_with_its_column(
 ) -> None:  # H171
     database.execute("CREATE DOMAIN typed.money AS numeric(10,2)")
     sink = a_sink(postgres, database, f"id bigint, v {type_}")
-    with pytest.raises(ValueError, match=r"column 'v' .*: \S+"):
+    with pytest.raises(ValueError, match=r"column 'v(\[\])?' .*: \S+"):
         write(sink, (1, value))
     assert rows(database) == []
 
@@ -154,7 +154,7 @@ def test_times_of_arrow_are_taken_as_its_types_say(postgres: Postgres, database:
     local = pyarrow.array([NOON], pyarrow.timestamp("us"))
     write(sink, pyarrow.record_batch({"at": instants, "local": local}))
     assert rows(database) == [(NOON.replace(tzinfo=UTC), NOON)]
-    with pytest.raises(ValueError, match="column 'at' has a zone"):
+    with pytest.raises(ValueError, match=r"column 'at' .* has no zone"):
         write(sink, pyarrow.record_batch({"at": local}))
 
 
