@@ -67,11 +67,11 @@ class Columns:
         """
         given = self._values(record)
         for place, why in self._never_null:
-            if None in (values := given[place]):
-                row = _row(given, values.index(None))
+            at = next((at for at, value in enumerate(given[place]) if value is None), None)
+            if at is not None:
                 raise ValueError(
-                    f"column {self._names[place]!r} is {why} and NULL in the row {row}: give it a value, or leave the "
-                    "row out"
+                    f"column {self._names[place]!r} is {why} and NULL in the row {_row(given, at)}: give it a value, "
+                    "or leave the row out"
                 )
         taken = list(given)
         for place, take in self._takes:

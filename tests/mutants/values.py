@@ -87,7 +87,7 @@ old-transactions-of-any-table [feared; H172]
 null-is-a-key [found; H171]
   Rows with NULL in their key become one.
   @ spark_bridge.sinks.rows:Columns.rows
-  F if None in (values := given[place]):
+  F if at is not None:
 keys-in-two-cases [found; H171]
   Two rows whose keys are equal in the index's collation fail each commit.
   @ spark_bridge.sinks.postgres.driver:StagedCommitter._key_collations

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import redis
@@ -44,6 +45,14 @@ class RedisStream:
     def commits(self, sink: str) -> str:
         """The ledger: for each writer, the number of its last committed part."""
         return f"{self._beside(sink)}:commits"
+
+    def destroy(self, client: redis.Redis, sink: str, parts: Iterable[str]) -> None:
+        """Delete parts that are staged, or begun."""
+        with client.pipeline() as commands:
+            for part in parts:
+                commands.delete(self.staged(sink, part))
+                commands.srem(self.parts(sink), part)
+            commands.execute()
 
     def _beside(self, sink: str) -> str:
         tag = re.search(r"\{([^{}]+)\}", self.stream)

@@ -55,11 +55,7 @@ class RedisWriter(TwoPhaseWriter[Any]):
         part, self._part = self._part, None
         with suppress(redis.RedisError, OSError):
             if part is not None:
-                sink = self._context.sink
-                with self._client.pipeline() as commands:
-                    commands.delete(self._stream.staged(sink, part.name))
-                    commands.srem(self._stream.parts(sink), part.name)
-                    commands.execute()
+                self._stream.destroy(self._client, self._context.sink, [part.name])
         self._client.close()
 
     def _stage(self) -> None:
