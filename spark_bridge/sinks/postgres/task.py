@@ -30,14 +30,14 @@ class PostgresWriter(TwoPhaseWriter[Any]):
         self._connection: psycopg.Connection | None = None
         self._part: Committable | None = None  # of the open transaction
         self._place = ""  # of the table
-        self._columns = Columns(table.columns, {})
+        self._columns: Columns  # of the open transaction, with what its types demand
         self._rows_copied = 0  # in it
         self._rows: list[Sequence[Any]] = []
 
     def write(self, record: Any) -> None:
-        if getattr(record, "num_rows", 1) == 0:
-            return
         if self._part is None:
+            if not Columns(self._table.columns, {}).rows(record):  # a record that does not fit begins nothing
+                return
             self._begin()
         self._rows.extend(self._columns.rows(record))
         if len(self._rows) >= _ROWS_MAX:
