@@ -45,6 +45,7 @@ def _version_and_mode(client: Any) -> tuple[str, str]:
     except redis.ResponseError:  # before Redis 6
         said = client.info("server")
         return said["redis_version"], said["redis_mode"]
-    values = said if isinstance(said, dict) else dict(zip(said[::2], said[1::2], strict=False))
-    texts = {bytes(name): value.decode() for name, value in values.items() if isinstance(value, bytes)}
-    return texts[b"version"], texts[b"mode"]
+    flat = [one for pair in said.items() for one in pair] if isinstance(said, dict) else said
+    flat = [one.decode() if isinstance(one, bytes) else one for one in flat]
+    found = dict(zip(flat[::2], flat[1::2], strict=True))
+    return found["version"], found["mode"]

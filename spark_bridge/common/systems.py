@@ -39,5 +39,10 @@ SINKS = (
     System("`DeltaSink`", "writer versions 1 to 5, and 7", "deltalake 1.6", "deltalake 1.1 or later"),
     System("`IcebergSink`", "format versions 1 and 2", "pyiceberg 0.12, SQL catalog", "pyiceberg 0.10 or later"),
     System("`RedisStreamsSink`", *_REDIS),
-    System("`FileSink`", "local directories, and filesystems of fsspec", "a local disk and S3", "fsspec"),
+    System(
+        "`FileSink`",
+        "local directories, and filesystems of fsspec",
+        "a local disk, and emulators of object stores",
+        "fsspec",
+    ),
 )

@@ -10,13 +10,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import redis
 
 from spark_bridge.common import conninfo, redis_clients
-from spark_bridge.common.redis_clients import client_of
 from spark_bridge.common.systems import SINKS, SOURCES, System
 from spark_bridge.sinks.delta.driver import _WRITER_VERSIONS
 from spark_bridge.sinks.iceberg.driver import FORMAT_VERSION_MAX
+from spark_bridge.sinks.redis.keys import connect
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 
@@ -65,5 +64,5 @@ def test_an_older_server_is_refused_with_both_versions(
     monkeypatch.setattr(redis_clients, "REDIS_LEAST", 99)
     with pytest.raises(ValueError, match=r"the server is PostgreSQL \d+\.\d+.*: use one of version 99 or later"):
         conninfo.connect(postgres.conninfo)
-    with pytest.raises(ValueError, match=r"the server is Redis \d+\.\d+\.\d+: use one of version 99 or later"):
-        client_of(redis_server.url, lambda: redis.retry.Retry(redis.backoff.NoBackoff(), 0))
+    with pytest.raises(ValueError, match=r"^the server is Redis \d+\.\d+\.\d+: use one of version 99 or later"):
+        connect(redis_server.url)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.retry import Retry
 
 from spark_bridge.common.redis_clients import client_of
@@ -67,4 +68,5 @@ def connect(url: str) -> redis.Redis:
         return SinkMisused(f"not the URL of a Redis server ({text}): pass one such as redis://host:6379/0")
 
     with Secrets("url", url).kept(ValueError, refused):
-        return client_of(url, lambda: Retry(NoBackoff(), 0))
+        parse_url(url)
+    return client_of(url, lambda: Retry(NoBackoff(), 0))
