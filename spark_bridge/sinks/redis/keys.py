@@ -68,5 +68,5 @@ def connect(url: str) -> redis.Redis:
         return SinkMisused(f"not the URL of a Redis server ({text}): pass one such as redis://host:6379/0")
 
     with Secrets("url", url).kept(ValueError, refused):
-        parse_url(url)
+        parse_url(url)  # type: ignore[no-untyped-call]
     return client_of(url, lambda: Retry(NoBackoff(), 0))
