@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from datetime import date, datetime, time
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import pyarrow
@@ -54,7 +55,14 @@ def _integer(value: Any, of_spark: bool) -> Any:
     raise ValueError("this is not a whole number: round it first, or declare another type")
 
 
+def _refuse_number(value: Any) -> None:
+    """Arrow would count it from 1970 on, drop its fraction, and take NaN for NULL."""
+    if isinstance(value, Number):
+        raise ValueError("this is a number: write a date or a time")
+
+
 def _timestamp(value: Any, of_spark: bool, given: pyarrow.TimestampType) -> Any:
+    _refuse_number(value)
     if value != value:  # NaT of pandas, which is not equal to itself, is its NULL
         return None
     if isinstance(value, datetime):
@@ -65,6 +73,7 @@ def _timestamp(value: Any, of_spark: bool, given: pyarrow.TimestampType) -> Any:
 
 
 def _date(value: Any, of_spark: bool) -> Any:
+    _refuse_number(value)
     if value != value:  # NaT of pandas, as above
         return None
     if isinstance(value, datetime) and (value.time() != time() or value.tzinfo is not None):
@@ -73,6 +82,7 @@ def _date(value: Any, of_spark: bool) -> Any:
 
 
 def _time(value: Any, of_spark: bool, given: Any) -> Any:
+    _refuse_number(value)
     if isinstance(value, time):
         _check_precision(value, given)
     return value

@@ -132,6 +132,8 @@ def test_a_type_that_the_table_has_no_form_of_is_refused_before_a_table_is_made(
         (pa.timestamp("us"), NOON.replace(tzinfo=UTC), "has a zone"),
         (INSTANTS, NOON, "has no zone"),
         (INSTANTS, NOON.date(), "has no zone"),
+        (INSTANTS, 1.5, "this is a number"),
+        (pa.date32(), float("nan"), "this is a number"),
         (pa.list_(INSTANTS), [NOON], r"'a\[\]' .* has no zone"),
         (pa.struct([("b", INSTANTS)]), {"b": NOON}, r"'a\.b' .* has no zone"),
         (pa.struct([("b", INSTANTS)]), (NOON,), r"'a\.b' .* has no zone"),
