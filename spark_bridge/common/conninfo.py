@@ -10,6 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from spark_bridge.common.secret_texts import Secrets, check_login
+from spark_bridge.common.systems import POSTGRES_LEAST
 
 __all__ = ["connect", "parameters"]
 
@@ -29,6 +30,14 @@ def parameters(conninfo: str, error: type[ValueError] = ValueError) -> dict[str,
 
 
 def connect(conninfo: str, **options: Any) -> psycopg.Connection:
-    """Open a connection. Raises ``OperationalError``, or ``ValueError`` if ``conninfo`` cannot be understood."""
+    """Open a connection.
+
+    Raises ``OperationalError``, or ``ValueError`` if ``conninfo`` cannot be understood, or the server is too old.
+    """
     with Secrets("conninfo", parameters(conninfo)).kept():
-        return psycopg.connect(conninfo, **options)
+        connection = psycopg.connect(conninfo, **options)
+    if connection.info.server_version < POSTGRES_LEAST * 10_000:
+        version = connection.info.parameter_status("server_version")
+        connection.close()
+        raise ValueError(f"the server is PostgreSQL {version}: use one of version {POSTGRES_LEAST} or later")
+    return connection

@@ -167,8 +167,9 @@ last-line-of-a-failure [found; H69]
   + [*takewhile(lambda line: line[:1].strip(), lines), ""][-2]
 nameless-row [found; H171]
   A row that UTF-8 cannot encode is refused without its name.
-  @ spark_bridge.sinks.rows:naming_lone_surrogates
-  F if _has_lone_surrogate(value):
+  @ spark_bridge.sinks.rows:_refused
+  - LONE_SURROGATE if isinstance(why, UnicodeEncodeError) else why
+  + why
 any-old-state [found; H164]
   Any bytes that decode are a state of an earlier release.
   @ protocol.wire.state:decode_state_in_steps

@@ -45,12 +45,12 @@ splits-are-known-by-their-offsets [found; H172]
   + divide=None,
 times-of-spark-as-utc [found; H171]
   A Row's times, which are in the worker's zone, are taken for UTC.
-  @ spark_bridge.sinks.rows:_instant
+  @ spark_bridge.sinks.rows:instant
   - return value.astimezone(UTC)
   + return value.replace(tzinfo=UTC)
 any-time-as-an-instant [found; H171]
   Times without a zone of records that are not Spark's are taken in the zone of the worker.
-  @ spark_bridge.sinks.rows:_instant
+  @ spark_bridge.sinks.rows:instant
   - if not (of_spark and isinstance(value, datetime)):
   + if False:
 rows-of-other-types-are-committed [found; H171]
@@ -72,8 +72,8 @@ a-zone-is-dropped [found; H171]
   F if named and not has_zone:
 keys-of-json-become-text [feared; H171]
   Different keys of a dict become one in a JSON object.
-  @ spark_bridge.sinks.postgres.values:_document
-  F if not all(isinstance(name, str) for name in value):
+  @ spark_bridge.sinks.rows:json_form
+  F if len(found) < len(value):
 transactions-without-their-table [found; H172]
   The name of a prepared transaction says the sink only, so another table's are destroyed.
   @ spark_bridge.sinks.postgres.table:gid_prefix
@@ -86,8 +86,8 @@ old-transactions-of-any-table [feared; H172]
   + _PREPARED.replace("AND held.relation = to_regclass(%(table)s)", ""),
 null-is-a-key [found; H171]
   Rows with NULL in their key become one.
-  @ spark_bridge.sinks.postgres.task:PostgresWriter._taken
-  F if row[place] is None:
+  @ spark_bridge.sinks.rows:Columns.rows
+  F if at is not None:
 keys-in-two-cases [found; H171]
   Two rows whose keys are equal in the index's collation fail each commit.
   @ spark_bridge.sinks.postgres.driver:StagedCommitter._key_collations
@@ -106,7 +106,7 @@ statements-stay-prepared [found; H170]
 nameless-value [found; H171]
   Text with NUL in it is refused without its column.
   @ spark_bridge.sinks.postgres.task:PostgresWriter._copy
-  F if error.sqlstate is None:
+  F if getattr(error, "sqlstate", None) is None:
 queries-share-a-plan [found; H173]
   A second query takes the plan of the first one.
   @ spark_bridge.streams.driver:StreamPlanner._begin
@@ -167,11 +167,16 @@ rows-without-a-key-are-skipped [new; H171]
   @ spark_bridge.sources.postgres.task:PostgresReader._select
   - elif wanted:
   + elif False:
-rows-of-workers-are-in-utc [found; H171]
-  The local time in a Row of Spark is taken to be in UTC.
-  @ spark_bridge.sinks.parquet.values:_timestamp
-  - return value.astimezone()
-  + return value
+rows-in-records-are-nobodys [new; H171]
+  The times of a Row of Spark inside another record have no zone.
+  @ spark_bridge.sinks.rows:take_struct
+  - of_spark or _is_row(value)
+  + of_spark
+fields-of-a-composite-type-change [new; H171]
+  A value in a composite type is sent as it is, whatever PostgreSQL makes of it.
+  @ spark_bridge.sinks.postgres.values:_composite
+  - if not isinstance(value, (tuple, Mapping)):
+  + if True:
 numbers-lose-their-fraction [new; H171]
   A number that is not whole is cut for a column of integers.
   @ spark_bridge.sinks.parquet.values:_integer
@@ -214,9 +219,9 @@ another-stream-of-the-same-name [found; H170]
   + if False:
 bytes-as-pythons-text [found; H171]
   Bytes in an array become a text such as b'x'.
-  @ spark_bridge.sinks.redis.task:_plain
-  - raise TypeError(f"{a_type(value)} cannot be written as JSON")
-  + return str(value)
+  @ spark_bridge.sinks.redis.task:_other
+  - raise ValueError(
+  + return str(value) or ValueError(
 times-beyond-arrow [found; H171]
   A time of Kafka that Arrow cannot hold stops the task with an error that names no record.
   @ spark_bridge.sources.kafka.task:_microseconds

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,8 +12,8 @@ from pyarrow import parquet
 
 from spark_bridge.common.arrow_types import conform
 from spark_bridge.sinks.parquet.folder import DataFolder
-from spark_bridge.sinks.parquet.values import check_of
-from spark_bridge.sinks.rows import naming_lone_surrogates, refuse_unknown, rows_of
+from spark_bridge.sinks.parquet.values import take_of
+from spark_bridge.sinks.rows import Columns, refuse_unknown
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
@@ -34,8 +33,9 @@ class ParquetWriter(TwoPhaseWriter[Any]):
         self._folder = folder
         self._schema = schema
         self._stored = stored
-        checks = ((at, check_of(field)) for at, field in enumerate(schema))
-        self._checks = [(at, check) for at, check in checks if check is not None]
+        takes = {field.name: take_of(field.type, field.name) for field in schema}
+        required = {field.name: "nullable=False in the sink's schema" for field in schema if not field.nullable}
+        self._columns = Columns(schema.names, takes, required)
         self._rows: list[Any] = []
         self._name: str | None = None  # of the open file
         self._file: Any = None
@@ -47,8 +47,7 @@ class ParquetWriter(TwoPhaseWriter[Any]):
             self._write_rows()
             self._append(self._fitting(pyarrow.table(record) if isinstance(record, pyarrow.RecordBatch) else record))
             return
-        in_row = hasattr(record, "asDict")
-        self._rows.extend(self._checked(row, in_row) for row in rows_of(record, self._schema.names))
+        self._rows.extend(self._columns.rows(record))
         if len(self._rows) >= _ROWS_MAX:
             self._write_rows()
 
@@ -84,20 +83,24 @@ class ParquetWriter(TwoPhaseWriter[Any]):
         batches = [conform(batch, self._stored) for batch in table.to_batches()]
         return pyarrow.Table.from_batches(batches, self._stored)
 
-    def _checked(self, row: Sequence[Any], in_row: bool) -> tuple[Any, ...]:
-        values = list(row)
-        for at, check in self._checks:
-            values[at] = check(values[at], in_row)
-        return tuple(values)
-
     def _write_rows(self) -> None:
         if not self._rows:
             return
         columns = zip(*self._rows, strict=True)
-        with naming_lone_surrogates(self._rows, self._schema.names):
-            arrays = [_array(column, field) for column, field in zip(columns, self._schema, strict=True)]
+        try:
+            arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            self._columns.name_value(self._rows, self._write_value, error)
+            raise
         self._rows = []
         self._append(self._converted(pyarrow.Table.from_arrays(arrays, schema=self._schema)))
+
+    def _write_value(self, column: str, value: Any) -> None:
+        given = self._schema.field(column).type
+        try:
+            pyarrow.array([value], given)
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise ValueError(f"{given} cannot hold it ({error}): change the value, or declare another type") from error
 
     def _append(self, table: pyarrow.Table) -> None:
         if table.num_rows == 0:
@@ -109,10 +112,3 @@ class ParquetWriter(TwoPhaseWriter[Any]):
             self._rows_written = 0
         self._parquet.write_table(table)
         self._rows_written += table.num_rows
-
-
-def _array(column: Sequence[Any], field: pyarrow.Field) -> pyarrow.Array:
-    try:
-        return pyarrow.array(column, field.type)
-    except (pyarrow.ArrowException, OverflowError) as error:
-        raise ValueError(f"column {field.name!r} has a value that {field.type} cannot hold: {error}") from error

@@ -4,18 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.adapt import PyFormat, Transformer
 
-from protocol.arguments import SHOWN_CHARS_MAX
-from protocol.describing import show
 from spark_bridge.sinks.postgres.table import PostgresTable, gid_of
-from spark_bridge.sinks.postgres.values import name_what_cannot_be_sent
-from spark_bridge.sinks.rows import WithZone, instants_of_row, naming_lone_surrogates, rows_of
+from spark_bridge.sinks.rows import Columns
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
@@ -31,20 +30,16 @@ class PostgresWriter(TwoPhaseWriter[Any]):
         self._connection: psycopg.Connection | None = None
         self._part: Committable | None = None  # of the open transaction
         self._place = ""  # of the table
-        self._with_zone: dict[str, WithZone] = {}
-        self._takers: list[tuple[int, Callable[[Any], Any]]] = []
-        self._keys = [table.columns.index(column) for column in table.key]
+        self._columns: Columns  # of the open transaction, with what its types demand
         self._rows_copied = 0  # in it
         self._rows: list[Sequence[Any]] = []
 
     def write(self, record: Any) -> None:
-        rows = list(rows_of(record, self._table.columns))
-        if not rows:
-            return
         if self._part is None:
+            if not Columns(self._table.columns, {}).rows(record):  # a record that does not fit begins nothing
+                return
             self._begin()
-        of_spark = hasattr(record, "asDict")
-        self._rows.extend([self._taken(row, of_spark) for row in rows])
+        self._rows.extend(self._columns.rows(record))
         if len(self._rows) >= _ROWS_MAX:
             self._copy()
 
@@ -85,26 +80,9 @@ class PostgresWriter(TwoPhaseWriter[Any]):
             pass  # takes the lock that keeps the types as they are
         columns = self._table.checked_columns(self._connection)
         self._place = self._table.place(self._connection)
-        self._with_zone = {name: one.with_zone for name, one in columns.items() if one.with_zone}
-        takers = [(place, columns[name].taker()) for place, name in enumerate(self._table.columns)]
-        self._takers = [(place, taker) for place, taker in takers if taker is not None]
+        takes = {name: columns[name].take for name in self._table.columns}
+        self._columns = Columns(self._table.columns, takes, dict.fromkeys(self._table.key, "in the key"))
         self._part, self._rows_copied = Committable(self._context.next_name()), 0
-
-    def _taken(self, row: Sequence[Any], of_spark: bool) -> Sequence[Any]:
-        """What is sent of a row. Raises ``ValueError`` with the column whose value would not arrive as it is."""
-        for place in self._keys:
-            if row[place] is None:
-                raise ValueError(
-                    f"column {self._table.columns[place]!r} is in the key and NULL in the row "
-                    f"{show(row, SHOWN_CHARS_MAX)}: no row can be found by NULL, so give it a value, or leave it out"
-                )
-        if self._with_zone:
-            row = instants_of_row(row, self._table.columns, self._with_zone, of_spark=of_spark)
-        values = list(row)
-        for place, take in self._takers:
-            if values[place] is not None:
-                values[place] = take(values[place])
-        return tuple(values)
 
     def _copy_into(self) -> sql.Composed:
         staged = self._table.mode == "staged"
@@ -116,14 +94,24 @@ class PostgresWriter(TwoPhaseWriter[Any]):
         assert self._connection is not None, "a part has begun"
         assert self._part is not None
         staged = self._table.mode == "staged"
-        with self._connection.cursor() as cursor, naming_lone_surrogates(self._rows, self._table.columns):
+        with self._connection.cursor() as cursor:
             try:
                 with cursor.copy(self._copy_into()) as copy:
                     for number, row in enumerate(self._rows, start=self._rows_copied):
                         copy.write_row((self._context.sink, self._part.name, number, *row) if staged else row)
-            except (psycopg.DataError, psycopg.ProgrammingError) as error:
-                if error.sqlstate is None:  # psycopg's own, which does not say where
-                    name_what_cannot_be_sent(self._connection, self._rows, self._table.columns, error)
+            except (psycopg.DataError, psycopg.ProgrammingError, UnicodeEncodeError) as error:
+                if getattr(error, "sqlstate", None) is None:  # psycopg's own, which does not say where
+                    forms = Transformer(self._connection)
+                    self._columns.name_value(self._rows, partial(_dump, forms), error)
                 raise
         self._rows_copied += len(self._rows)
         self._rows = []
+
+
+def _dump(forms: Any, column: str, value: Any) -> None:
+    try:
+        forms.get_dumper(value, PyFormat.TEXT).dump(value)
+    except (psycopg.Error, TypeError) as error:
+        raise ValueError(
+            f"{error}. Replace the value, or change it to one that PostgreSQL has, in encode of the operator"
+        ) from error

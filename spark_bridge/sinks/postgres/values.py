@@ -11,19 +11,16 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, time, timedelta
+from collections.abc import Mapping
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.adapt import PyFormat, Transformer
 
-from protocol.arguments import SHOWN_CHARS_MAX
 from protocol.describing import show
-from spark_bridge.sinks.rows import WithZone
+from spark_bridge.sinks.rows import Take, instant, json_form, naming, take_list, take_struct
 
 _COLUMNS = """
 WITH RECURSIVE form AS (
@@ -45,128 +42,96 @@ _BYTES = (bytes, bytearray, memoryview)
 _REAL_DIGITS = 6  # of a decimal number that every real keeps
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column. ``base`` and ``modifier`` are those of its elements if it is an array, and never those of a domain."""
+class Column(NamedTuple):
+    """A column of a table. ``take`` makes what is sent of a value; None: the value itself."""
 
     name: str
     declared: str
     identity: tuple[int, int]  # the type's oid and modifier
-    base: str
-    modifier: int
-    is_array: bool
-    with_zone: WithZone
-
-    def taker(self) -> Callable[[Any], Any] | None:
-        """What makes the form that is sent of a value, or raises ``ValueError`` if it would change; None: it stays."""
-        take = _taker(self.base, self.modifier)
-        if take is None:
-            return None
-        take_all = self.is_array and self.base in ("json", "jsonb")  # their elements may be lists
-
-        def taken(value: Any) -> Any:
-            if not self.is_array or not isinstance(value, (list, tuple)):
-                return take(value)
-            if take_all:
-                return [None if one is None else take(one) for one in value]
-            return [None if one is None else taken(one) for one in value]
-
-        def named(value: Any) -> Any:
-            try:
-                return taken(value)
-            except ValueError as error:
-                shown = show(value, SHOWN_CHARS_MAX)
-                raise ValueError(
-                    f"column {self.name!r} is {self.declared}, and cannot have {shown} unchanged: {error}"
-                ) from None
-
-        return named
+    take: Take | None
 
 
 def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> dict[str, Column]:
     """The columns of a table by name; empty if there is none."""
     place = sql.SQL("to_regclass({})").format(sql.Literal(table.as_string(connection)))
-    return _columns_of(connection, place)
+    return _columns_of(connection, place, "")
 
 
-def _columns_of(connection: psycopg.Connection, place: sql.Composable) -> dict[str, Column]:
+def _columns_of(connection: psycopg.Connection, place: sql.Composable, above: str) -> dict[str, Column]:
     found = connection.execute(sql.SQL(_COLUMNS).format(table=place)).fetchall()
     columns = {}
     for name, declared, type_, declared_modifier, base, modifier, is_array, relation in found:
+        path = f"{above}{name}{'[]' if is_array else ''}"
         if relation:
-            fields = _columns_of(connection, sql.Literal(relation))
-            with_zone = WithZone(fields={field.name: field.with_zone for field in fields.values()})
-        else:
-            with_zone = WithZone(base in ("timestamp with time zone", "time with time zone"))
-        identity = (type_, declared_modifier)
-        columns[name] = Column(name, declared, identity, base, modifier, is_array, with_zone)
+            fields = _columns_of(connection, sql.Literal(relation), f"{path}.")
+            take: Take | None = _composite(path, declared, {field: one.take for field, one in fields.items()})
+        elif (take := _take(base, modifier)) is not None:
+            take = naming(path, declared, take)
+        if take is not None and is_array:
+            # The elements of arrays of JSON may be lists, and those of composite types are tuples.
+            take = _array(take, () if base in ("json", "jsonb") else (list,) if relation else (list, tuple))
+        columns[name] = Column(name, declared, (type_, declared_modifier), take)
     return columns
 
 
-def name_what_cannot_be_sent(
-    connection: psycopg.Connection, rows: Sequence[Sequence[Any]], columns: Sequence[str], error: Exception
-) -> None:
-    """Raise ``ValueError`` with the column of the value that psycopg has no form for, such as text with NUL in it."""
-    forms = Transformer(connection)
-    for row in rows:
-        for column, value in zip(columns, row, strict=True):
-            try:
-                if value is not None:
-                    forms.get_dumper(value, PyFormat.TEXT).dump(value)
-            except (psycopg.Error, TypeError) as why:
-                raise ValueError(
-                    f"column {column!r} of the row {show(row, SHOWN_CHARS_MAX)} cannot be written: {why}. Replace the "
-                    "value, or change it to one that PostgreSQL has, in encode of the operator"
-                ) from error
+def _array(take: Take, inner: tuple[type, ...]) -> Take:
+    take_all = take_list(take, inner)
+    return lambda value, of_spark: (take_all if isinstance(value, (list, tuple)) else take)(value, of_spark)
 
 
-def _taker(base: str, modifier: int) -> Callable[[Any], Any] | None:
+def _composite(path: str, declared: str, takes: Mapping[str, Take | None]) -> Take:
+    take_fields = take_struct(path, declared, takes)
+
+    def take(value: Any, of_spark: bool) -> Any:
+        if not isinstance(value, (tuple, Mapping)):
+            return value  # such as its text
+        return tuple(take_fields(value, of_spark).values())
+
+    return take
+
+
+def _take(base: str, modifier: int) -> Take | None:
     if base in ("json", "jsonb"):
         return _json
     if base == "numeric":
         if modifier < 0:
             return None
         scale = (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
-        return lambda value: _number(value, scale)
+        return lambda value, of_spark: _number(value, scale)
     if base in ("real", "double precision"):
-        return lambda value: _float(value, base)
+        return lambda value, of_spark: _float(value, base)
     if base.startswith(("timestamp", "time ")):
         precision = modifier if modifier >= 0 else 6
-        return lambda value: _time(value, base, precision)
+        return lambda value, of_spark: _time(value, of_spark, base, precision)
     if base == "interval":
         precision = 6 if modifier < 0 or modifier & 0xFFFF == 0xFFFF else modifier & 0xFFFF
-        return lambda value: _interval(value, precision)
+        return lambda value, of_spark: _interval(value, precision)
     if base == "date":
         return _date
     if base in ("text", "character varying", "character", "citext"):
         chars_max = modifier - 4 if modifier >= 4 else None
-        return lambda value: _text(value, chars_max)
+        return lambda value, of_spark: _text(value, chars_max)
     return _bytes if base == "bytea" else None
 
 
-def _json(value: Any) -> Any:
+def _json(value: Any, of_spark: bool) -> Any:
     if isinstance(value, str):
         return value  # the text of a document
     if isinstance(value, _BYTES):
         raise ValueError("JSON has no bytes: write text")
-    text = json.dumps(_document(value), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(json_form(value, _key, _not_in_json), ensure_ascii=False, allow_nan=False)
     if "\\u0000" in text and _has_nul(value):
         raise ValueError("PostgreSQL's text has no character NUL: replace it, as text.replace('\\0', '') does")
     return text
 
 
-def _document(value: Any) -> Any:
-    """The value with Spark's rows as objects. Raises ``ValueError`` for what JSON would change, or has no form for."""
-    if hasattr(value, "__fields__"):
-        value = value.asDict()
-    if isinstance(value, Mapping):
-        if not all(isinstance(name, str) for name in value):
-            raise ValueError("the names in a JSON object are text: make text of the keys")
-        return {name: _document(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_document(one) for one in value]
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
+def _key(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("the names in a JSON object are text: make text of the keys")
+    return value
+
+
+def _not_in_json(value: Any) -> Any:
     raise ValueError(f"JSON has no form for {show(value, 80)}: write text or a number instead")
 
 
@@ -225,13 +190,15 @@ def _check_fraction(value: Any, precision: int) -> None:
         raise ValueError(f"it has more than {precision} digits after the second, and PostgreSQL would round it")
 
 
-def _time(value: Any, base: str, precision: int) -> Any:
+def _time(value: Any, of_spark: bool, base: str, precision: int) -> Any:
     has_zone = base.endswith("with time zone")
     _check_fraction(value, precision)
     if isinstance(value, str) and not _NOT_A_TIME.match(value):
         named = _OFFSET.search(value) is not None
         if has_zone and not named:
             raise ValueError("the text names no offset, such as +01:00 or Z at its end, so its moment is unknown")
+    elif has_zone and isinstance(value, (date, time)):
+        value, named = instant(value, of_spark), True
     else:
         named = isinstance(value, (datetime, time)) and value.tzinfo is not None
     if named and not has_zone:
@@ -250,7 +217,7 @@ def _interval(value: Any, precision: int) -> Any:
     return value
 
 
-def _date(value: Any) -> Any:
+def _date(value: Any, of_spark: bool) -> Any:
     if isinstance(value, datetime) and (value.tzinfo is not None or value.time() != time.min):
         raise ValueError("PostgreSQL would drop its time: write value.date()")
     if isinstance(value, str) and ":" in value:
@@ -266,7 +233,7 @@ def _text(value: Any, chars_max: int | None) -> Any:
     return value
 
 
-def _bytes(value: Any) -> Any:
+def _bytes(value: Any, of_spark: bool) -> Any:
     if isinstance(value, str) and "\\" in value and not value.startswith("\\x"):
         raise ValueError("PostgreSQL takes a backslash in text for the beginning of an escape: write bytes")
     return value

@@ -99,11 +99,7 @@ class RedisCommitter(TwoPhaseCommitter):
         check_rows(payload)
 
     def abort(self, names: Sequence[str]) -> None:
-        with self._connected.pipeline() as commands:
-            for name in names:
-                commands.delete(self._stream.staged(self._sink, name))
-                commands.srem(self._stream.parts(self._sink), name)
-            commands.execute()
+        self._stream.destroy(self._connected, self._sink, names)
 
     def prepared(self) -> Iterable[str]:
         names: Any = self._connected.smembers(self._stream.parts(self._sink))

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.retry import Retry
 
 from spark_bridge.common.redis_clients import client_of
@@ -45,6 +47,14 @@ class RedisStream:
         """The ledger: for each writer, the number of its last committed part."""
         return f"{self._beside(sink)}:commits"
 
+    def destroy(self, client: redis.Redis, sink: str, parts: Iterable[str]) -> None:
+        """Delete parts that are staged, or begun."""
+        with client.pipeline() as commands:
+            for part in parts:
+                commands.delete(self.staged(sink, part))
+                commands.srem(self.parts(sink), part)
+            commands.execute()
+
     def _beside(self, sink: str) -> str:
         tag = re.search(r"\{([^{}]+)\}", self.stream)
         return f"headgate:{{{tag[1] if tag else self.stream}}}:{self.stream}:{sink}"
@@ -58,4 +68,5 @@ def connect(url: str) -> redis.Redis:
         return SinkMisused(f"not the URL of a Redis server ({text}): pass one such as redis://host:6379/0")
 
     with Secrets("url", url).kept(ValueError, refused):
-        return client_of(url, lambda: Retry(NoBackoff(), 0))
+        parse_url(url)  # type: ignore[no-untyped-call]
+    return client_of(url, lambda: Retry(NoBackoff(), 0))

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date, timedelta
 from datetime import time as datetime_time
@@ -15,10 +15,9 @@ from uuid import UUID
 
 import redis
 
-from protocol.arguments import SHOWN_CHARS_MAX
-from protocol.describing import a_type, show
+from protocol.describing import a_type
 from spark_bridge.sinks.redis.keys import RedisStream, connect
-from spark_bridge.sinks.rows import naming_lone_surrogates, rows_of
+from spark_bridge.sinks.rows import Columns, json_form
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
@@ -33,13 +32,14 @@ class RedisWriter(TwoPhaseWriter[Any]):
     def __init__(self, context: SinkWriterContext, stream: RedisStream) -> None:
         self._context = context
         self._stream = stream
+        self._columns = Columns(stream.columns, dict.fromkeys(stream.columns, _form))
         self._client: redis.Redis | None = None
         self._part: Committable | None = None
         self._rows_staged = 0  # of the part
         self._rows: list[Sequence[Any]] = []
 
     def write(self, record: Any) -> None:
-        self._rows.extend(rows_of(record, self._stream.columns))
+        self._rows.extend(self._columns.rows(record))
         if len(self._rows) >= _ROWS_MAX:
             self._stage()
 
@@ -55,11 +55,7 @@ class RedisWriter(TwoPhaseWriter[Any]):
         part, self._part = self._part, None
         with suppress(redis.RedisError, OSError):
             if part is not None:
-                sink = self._context.sink
-                with self._client.pipeline() as commands:
-                    commands.delete(self._stream.staged(sink, part.name))
-                    commands.srem(self._stream.parts(sink), part.name)
-                    commands.execute()
+                self._stream.destroy(self._client, self._context.sink, [part.name])
         self._client.close()
 
     def _stage(self) -> None:
@@ -69,7 +65,7 @@ class RedisWriter(TwoPhaseWriter[Any]):
             self._part, self._rows_staged = Committable(self._context.next_name()), 0
         sink = self._context.sink
         staged = self._stream.staged(sink, self._part.name)
-        with self._client.pipeline() as commands, naming_lone_surrogates(self._rows, self._stream.columns):
+        with self._client.pipeline() as commands:
             commands.sadd(self._stream.parts(sink), self._part.name)
             for number, row in enumerate(self._rows, start=self._rows_staged + 1):
                 commands.xadd(staged, _fields(self._stream.columns, row), id=f"0-{number}")
@@ -79,18 +75,8 @@ class RedisWriter(TwoPhaseWriter[Any]):
 
 
 def _fields(columns: Sequence[str], row: Sequence[Any]) -> dict[Any, Any]:
-    """The fields of an entry: NULL has none. Raises ``ValueError`` for a value without a form, with its column."""
-    fields = {}
-    for column, value in zip(columns, row, strict=True):
-        if value is None:
-            continue
-        try:
-            fields[column] = _form(value)
-        except TypeError as error:
-            raise ValueError(
-                f"column {column!r} of the row {show(row, SHOWN_CHARS_MAX)} cannot be written: {error}. Convert it to "
-                "text, to bytes outside of lists and structs, or leave the column out"
-            ) from None
+    """The fields of an entry: NULL has none."""
+    fields = {column: value for column, value in zip(columns, row, strict=True) if value is not None}
     if not fields:
         raise ValueError(
             f"a row has no values in {list(columns)}, but an entry of a stream needs at least one: leave such rows out"
@@ -98,35 +84,26 @@ def _fields(columns: Sequence[str], row: Sequence[Any]) -> dict[Any, Any]:
     return fields
 
 
-def _form(value: Any) -> str | bytes:
+def _form(value: Any, of_spark: bool) -> bytes:
     """Text and bytes as they are, decimals, dates and times as text, and anything else as JSON."""
-    if isinstance(value, (str, bytes)):
-        return value
-    if isinstance(value, (bytearray, memoryview)):
+    if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else json.dumps(plain)
+    found = json_form(value, _key, _other)
+    return (found if isinstance(found, str) else json.dumps(found)).encode()
 
 
-def _is_number_of_numpy(value: Any) -> bool:
-    return getattr(getattr(value, "dtype", None), "kind", "") in _NUMBERS and getattr(value, "ndim", -1) == 0
+def _key(value: Any) -> str:
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise ValueError(f"{a_type(value)} cannot be a key in JSON: make text of it")
+    return str(value)
 
 
-def _plain(value: Any) -> Any:
-    """The value in JSON. Decimals, dates and times are texts there, and names of columns are kept."""
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
+def _other(value: Any) -> Any:
     if isinstance(value, (Decimal, date, datetime_time, timedelta, UUID)):
         return format(value, "f") if isinstance(value, Decimal) else str(value)
-    if _is_number_of_numpy(value):
+    if getattr(getattr(value, "dtype", None), "kind", "") in _NUMBERS and getattr(value, "ndim", -1) == 0:
         return value.item()
-    if hasattr(value, "asDict"):
-        value = value.asDict()
-    if isinstance(value, Mapping):
-        wrong = next((key for key in value if not isinstance(key, (str, int)) or isinstance(key, bool)), None)
-        if wrong is not None:
-            raise TypeError(f"{a_type(wrong)} cannot be a key in JSON")
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    raise TypeError(f"{a_type(value)} cannot be written as JSON")
+    raise ValueError(
+        f"{a_type(value)} cannot be written as JSON: convert it to text, to bytes outside of lists and structs, or "
+        "leave the column out"
+    )

@@ -23,6 +23,7 @@ from tests.postgres import Postgres
 from tests.spark_bridge.sinks.test_postgres import Task, committer
 
 NOON = datetime(2026, 1, 1, 12)  # noqa: DTZ001
+PRICE = "CREATE TYPE typed.price AS (amount numeric(10,2), at timestamptz)"
 
 
 @pytest.fixture
@@ -106,14 +107,19 @@ def test_timestamps_of_spark_arrive_as_the_same_instants_whatever_the_zones(
         ("jsonb", {1: "a", "1": "b"}),
         ("jsonb", [float("nan")]),
         ("jsonb", b"{}"),
+        ("typed.price", {"amount": Decimal("1.2345")}),
+        ("typed.price", (1, datetime(2026, 1, 1))),  # noqa: DTZ001
+        ("typed.price", {"amount": 1, "discount": 1}),
+        ("typed.price[]", [(1, None), (Decimal("1.2345"), None)]),
     ],
 )
 def test_a_value_that_the_server_would_change_is_refused_with_its_column(
     postgres: Postgres, database: psycopg.Connection, type_: str, value: Any
 ) -> None:  # H171
     database.execute("CREATE DOMAIN typed.money AS numeric(10,2)")
+    database.execute(PRICE)
     sink = a_sink(postgres, database, f"id bigint, v {type_}")
-    with pytest.raises(ValueError, match=r"column 'v' .*: \S+"):
+    with pytest.raises(ValueError, match=r"column 'v[][.a-z]*' of the row \(1, .*: \S+"):
         write(sink, (1, value))
     assert rows(database) == []
 
@@ -138,11 +144,16 @@ def test_a_value_that_the_server_would_change_is_refused_with_its_column(
         ("jsonb[]", [{"a": 1}, [2], None], [{"a": 1}, [2], None]),
         ("varchar(2)", "ab", "ab"),
         ("bytea", "\\x00ff", b"\x00\xff"),
+        ("typed.price", Row(at=None, amount=Decimal("1.5")), "(1.50,)"),  # by name, not by place
+        ("typed.price", {"amount": 1}, "(1.00,)"),
+        ("typed.price", "(1.5,)", "(1.50,)"),
+        ("typed.price[]", [(1, None), None], '{"(1.00,)",NULL}'),
     ],
 )
 def test_a_value_that_the_column_can_have_arrives(
     postgres: Postgres, database: psycopg.Connection, type_: str, value: Any, arrives: Any
 ) -> None:  # H171
+    database.execute(PRICE)
     write(a_sink(postgres, database, f"v {type_}"), {"v": value})
     ((found,),) = rows(database)
     assert found == arrives or str(found) == arrives
@@ -154,7 +165,7 @@ def test_times_of_arrow_are_taken_as_its_types_say(postgres: Postgres, database:
     local = pyarrow.array([NOON], pyarrow.timestamp("us"))
     write(sink, pyarrow.record_batch({"at": instants, "local": local}))
     assert rows(database) == [(NOON.replace(tzinfo=UTC), NOON)]
-    with pytest.raises(ValueError, match="column 'at' has a zone"):
+    with pytest.raises(ValueError, match=r"column 'at' .* has no zone"):
         write(sink, pyarrow.record_batch({"at": local}))
 
 

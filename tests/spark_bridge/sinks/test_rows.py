@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How values are read from records: which of their times become instants, and which are refused."""
+"""How values are read from records: which of their times become instants, and which are refused with column and row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from spark_bridge.sinks.rows import WithZone, instants_of_row, rows_of
+from spark_bridge.sinks.rows import Columns, instant, json_form, take_list, take_map, take_struct
 
 SUMMER_NOON = datetime(2026, 7, 1, 12)  # noqa: DTZ001
 INSTANT = pa.timestamp("us", "UTC")
@@ -27,11 +27,11 @@ SCHEMA = pa.schema(
     ]
 )
 
-ZONES = {
-    "at": WithZone(True),
-    "many": WithZone(True),
-    "both": WithZone(fields={"at": WithZone(True), "local": WithZone()}),
-    "map": WithZone(pair=(WithZone(), WithZone(True))),
+TAKES = {
+    "at": instant,
+    "many": take_list(instant),
+    "both": take_struct("both", "a struct", {"at": instant, "local": None}),
+    "map": take_map(None, instant),
 }
 
 
@@ -46,15 +46,14 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def read(record: Any) -> list[Any]:
-    row = next(iter(rows_of(record, SCHEMA.names)))
-    return list(instants_of_row(row, SCHEMA.names, ZONES, of_spark=hasattr(record, "asDict")))
+    return list(Columns(SCHEMA.names, TAKES).rows(record)[0])
 
 
 def test_times_of_a_row_of_spark_are_instants_in_the_local_zone_of_the_worker(berlin: None) -> None:  # H171
     both = Row(local=SUMMER_NOON, at=SUMMER_NOON)  # in another order than in the schema
     row = Row(map={SUMMER_NOON: SUMMER_NOON}, both=both, many=[SUMMER_NOON, None], local=SUMMER_NOON, at=SUMMER_NOON)
     at = datetime(2026, 7, 1, 10, tzinfo=UTC)
-    assert read(row) == [at, SUMMER_NOON, [at, None], Row(local=SUMMER_NOON, at=at), {SUMMER_NOON: at}]
+    assert read(row) == [at, SUMMER_NOON, [at, None], {"at": at, "local": SUMMER_NOON}, [(SUMMER_NOON, at)]]
 
 
 def test_the_second_of_two_equal_hours_is_an_hour_later(berlin: None) -> None:  # H171
@@ -68,7 +67,7 @@ def test_the_second_of_two_equal_hours_is_an_hour_later(berlin: None) -> None:  
 def test_times_with_a_zone_and_without_one_arrive_where_they_belong() -> None:  # H171
     at = SUMMER_NOON.replace(tzinfo=timezone(timedelta(hours=2)))
     record = {"at": at, "local": SUMMER_NOON, "map": [(SUMMER_NOON, at)], "both": (at, SUMMER_NOON)}
-    assert read(record) == [at, SUMMER_NOON, None, (at, SUMMER_NOON), [(SUMMER_NOON, at)]]
+    assert read(record) == [at, SUMMER_NOON, None, {"at": at, "local": SUMMER_NOON}, [(SUMMER_NOON, at)]]
     assert read(pa.RecordBatch.from_pylist([record], SCHEMA))[0] == at
 
 
@@ -85,15 +84,63 @@ def test_times_with_a_zone_and_without_one_arrive_where_they_belong() -> None:  
     ],
 )
 def test_a_time_without_a_zone_is_refused_where_nobody_has_named_one(record: Any) -> None:  # H171
-    with pytest.raises(ValueError, match=r"column '(at|many|both|map)' has a zone, and .* has none.*give it its zone"):
+    with pytest.raises(ValueError, match=r"column '(at|many|both|map)' of the row .* has no zone.*give it its zone"):
         read(record)
 
 
 def test_a_row_in_a_dict_is_still_one_of_spark(berlin: None) -> None:  # H171
     found = read({"both": Row(at=SUMMER_NOON, local=SUMMER_NOON)})[3]
-    assert found == Row(at=datetime(2026, 7, 1, 10, tzinfo=UTC), local=SUMMER_NOON)
+    assert found == {"at": datetime(2026, 7, 1, 10, tzinfo=UTC), "local": SUMMER_NOON}
 
 
 def test_a_time_of_a_row_that_utc_cannot_have_is_named(berlin: None) -> None:  # H171
-    with pytest.raises(ValueError, match=r"column 'at' has the time .*datetime\(1, 1, 1.*cannot take .* to UTC"):
+    with pytest.raises(ValueError, match=r"column 'at' of the row \(datetime.datetime\(1, 1, 1.*cannot take .* to UTC"):
         read(Row(at=datetime(1, 1, 1)))  # noqa: DTZ001
+
+
+BATCH = pa.record_batch({"at": pa.array([None, SUMMER_NOON]), "local": pa.array([SUMMER_NOON, None])})
+
+
+@pytest.mark.parametrize(
+    ("never_null", "error"),
+    [
+        ({}, r"column 'at' of the row \(datetime.datetime\(2026, 7, 1, 12, 0\), None, .* has no zone"),
+        ({"local": "in the key"}, r"column 'local' is in the key and NULL in the row \(datetime.*2026.*\): give it"),
+    ],
+)
+def test_the_row_of_a_batch_is_named(never_null: dict[str, str], error: str) -> None:  # H171
+    with pytest.raises(ValueError, match=error):
+        Columns(SCHEMA.names, TAKES, never_null).rows(BATCH)
+
+
+def test_the_value_that_the_target_fails_at_is_named() -> None:  # H171
+    def write(column: str, value: Any) -> None:
+        if column == "b":
+            value.encode()
+
+    rows = [(None, "x"), ("\ud800", None), ("y", "\ud801")]
+    with pytest.raises(
+        ValueError, match=r"column 'b' of the row \('y', '\\ud801'\) cannot be written: it has a lone"
+    ) as named:
+        Columns("ab", {}).name_value(rows, write, OSError("it"))
+    assert isinstance(named.value.__cause__, OSError)
+    Columns("ab", {}).name_value(rows[:2], write, OSError("it"))  # none of these is the cause
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        ({"b": 1}, r"no columns \['b'\]"),
+        (pa.record_batch({"b": pa.array([1])}), r"no columns \['b'\]"),
+        ((1, 2), "the row has 2 values, and the sink 1 columns"),
+    ],
+)
+def test_other_columns_are_refused(record: Any, error: str) -> None:  # H171
+    with pytest.raises(ValueError, match=error):
+        Columns(["a"], {}).rows(record)
+
+
+@pytest.mark.parametrize("value", [{1: "a", "1": "b"}, [{"a": {2: None, "2": None}}]])
+def test_keys_that_become_one_name_in_json_are_refused(value: Any) -> None:  # H171
+    with pytest.raises(ValueError, match="two of its keys are one name"):
+        json_form(value, str, str)
