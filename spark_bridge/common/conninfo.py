@@ -28,7 +28,18 @@ def parameters(conninfo: str, error: type[ValueError] = ValueError) -> dict[str,
     )
 
 
-def connect(conninfo: str, **options: Any) -> psycopg.Connection:
-    """Open a connection. Raises ``OperationalError``, or ``ValueError`` if ``conninfo`` cannot be understood."""
+def connect(conninfo: str, *, autocommit: bool = False, **options: Any) -> psycopg.Connection:
+    """Open a connection. Raises ``OperationalError``, or ``ValueError`` if ``conninfo`` cannot be understood.
+
+    Nothing may be left in the session, neither a prepared statement nor a setting, because a pooler such as PgBouncer
+    may give it to others after each transaction.
+    """
     with Secrets("conninfo", parameters(conninfo)).kept():
-        return psycopg.connect(conninfo, **options)
+        return psycopg.connect(
+            conninfo,
+            autocommit=autocommit,
+            application_name="headgate",
+            client_encoding="utf8",
+            prepare_threshold=None,
+            **options,
+        )
