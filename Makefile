@@ -52,7 +52,8 @@ shared_out = --numprocesses $(WORKERS) --dist loadfile --max-worker-restart 0
 with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
 # Looked for once, because two processes of the tests must not install it at the same time.
 with_servers = POSTGRES_BIN="$$(.ci/find-postgres)" && export POSTGRES_BIN && \
-	REDIS_SERVER="$$(.ci/find-redis)" && export REDIS_SERVER
+	REDIS_SERVER="$$(.ci/find-redis)" && export REDIS_SERVER && \
+	PGBOUNCER="$$(.ci/find-pgbouncer)" && export PGBOUNCER
 # What not every machine can get: without it, its tests are skipped, and a line says how to get it.
 with_browser = { CHROMIUM="$$(.ci/find-chromium)" || :; } && export CHROMIUM && \
 	{ IP_COMMAND="$$(.ci/find-ip)" || :; } && export IP_COMMAND

@@ -23,7 +23,7 @@ from tests.spark.shared_classes import jvm_options
 
 if TYPE_CHECKING:
     from tests.kafka_brokers import KafkaBrokers
-    from tests.postgres import Postgres
+    from tests.postgres import PgBouncer, Postgres
     from tests.redis_server import RedisServer
     from tests.spark_bridge.object_stores import ObjectStore
 
@@ -99,6 +99,16 @@ def postgres() -> Iterator[Postgres]:
     server = Postgres()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def pooler(postgres: Postgres) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode in front of it."""
+    from tests.postgres import PgBouncer
+
+    in_front = PgBouncer(postgres)
+    yield in_front
+    in_front.close()
 
 
 @pytest.fixture(scope="session")

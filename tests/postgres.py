@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A PostgreSQL server of the tests' own, on loopback, from the binaries that `.ci/find-postgres` finds."""
+"""A PostgreSQL server of the tests' own, on loopback, from the binaries that `.ci/find-postgres` finds.
+
+And a pooler in front of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import psycopg
 
 ROOT = Path(__file__).resolve().parent.parent
 
-__all__ = ["Postgres"]
+__all__ = ["ROOT", "PgBouncer", "Postgres"]
 
 _START_TIMEOUT_S = 120.0
 
@@ -117,3 +120,42 @@ class Postgres:
         subprocess.run(
             [*_as_user(), str(self._binaries / program), *arguments], check=True, capture_output=True, cwd=self._folder
         )
+
+
+class PgBouncer:
+    """A pooler in front of a server, in transaction mode: each transaction gets any of its sessions."""
+
+    def __init__(self, server: Postgres) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="headgate-pgbouncer-"))
+        found = subprocess.run([ROOT / ".ci" / "find-pgbouncer"], stdout=subprocess.PIPE, text=True, check=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        place = server.conninfo.replace("connect_timeout=30", "")
+        settings = self._folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\npostgres = {place}\n[pgbouncer]\npool_mode = transaction\nauth_type = any\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\ndefault_pool_size = 3\n"
+        )
+        if os.getuid() == 0:
+            shutil.chown(self._folder, "nobody")
+            shutil.chown(settings, "nobody")
+        with open(self._folder / "log", "wb") as log:
+            command = [*_as_user(), found.stdout.strip(), str(settings)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
+        self.conninfo = f"host=127.0.0.1 port={self.port} user=headgate dbname=postgres"
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                psycopg.connect(self.conninfo).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((self._folder / "log").read_text(errors="replace")[-2000:]) from None
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        """End it. ``runuser`` passes the signal on."""
+        self._process.terminate()
+        self._process.wait(60)
+        shutil.rmtree(self._folder, ignore_errors=True)

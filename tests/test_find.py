@@ -144,6 +144,7 @@ POSTGRES = Sought(
 )
 PROGRAMS = (
     a_program("redis", "redis-server", "redis-server", "a Redis server"),
+    a_program("pgbouncer", "pgbouncer", "pgbouncer", "PgBouncer"),
     a_program("chromium", "chromium", "chromium fonts-liberation", "Chromium"),
     a_program("prometheus", "prometheus", "prometheus", "Prometheus"),
     a_program("ip", "ip", "iproute2", "the command ip"),

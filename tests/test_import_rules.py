@@ -167,6 +167,7 @@ LAYERS = (
     Layer("spark_bridge/sources/kafka/driver.py", SOURCES | {"actors", "pyarrow"}),
     Layer("spark_bridge/sources/kafka/task.py", SOURCES | {"confluent_kafka", "pyarrow"}),
     Layer("spark_bridge/sources/postgres/driver.py", SOURCES | {"actors", "anyio", "psycopg", "pyarrow"}),
+    Layer("spark_bridge/sources/postgres/stream.py", SOURCES | {"psycopg"}),
     Layer("spark_bridge/sources/postgres/table.py", SOURCES | {"psycopg", "pyarrow"}),
     Layer("spark_bridge/sources/postgres/task.py", SOURCES | {"psycopg", "pyarrow"}),
     Layer("spark_bridge/sources/redis/driver.py", SOURCES | {"actors", "pyarrow"}),

@@ -29,13 +29,23 @@ def parameters(conninfo: str, error: type[ValueError] = ValueError) -> dict[str,
     )
 
 
-def connect(conninfo: str, **options: Any) -> psycopg.Connection:
+def connect(conninfo: str, *, autocommit: bool = False, **options: Any) -> psycopg.Connection:
     """Open a connection.
+
+    Nothing may be left in the session, neither a prepared statement nor a setting, because a pooler such as PgBouncer
+    may give it to others after each transaction.
 
     Raises ``OperationalError``, or ``ValueError`` if ``conninfo`` cannot be understood, or the server is too old.
     """
     with Secrets("conninfo", parameters(conninfo)).kept():
-        connection = psycopg.connect(conninfo, **options)
+        connection = psycopg.connect(
+            conninfo,
+            autocommit=autocommit,
+            application_name="headgate",
+            client_encoding="utf8",
+            prepare_threshold=None,
+            **options,
+        )
     if connection.info.server_version < POSTGRES_LEAST * 10_000:
         version = connection.info.parameter_status("server_version")
         connection.close()

@@ -44,13 +44,19 @@ def refuse_unknown(names: Iterable[str], columns: Sequence[str]) -> None:
 class Columns:
     """The columns of a sink in their order. A column without a ``Take`` is written as it is.
 
-    ``never_null`` has the columns that may not be NULL, each with the reason.
+    ``never_null`` has the columns that may not be NULL, each with the reason, except in rows that have ``but_for``, a
+    column and its value.
     """
 
     def __init__(
-        self, names: Sequence[str], takes: Mapping[str, Take | None], never_null: Mapping[str, str] | None = None
+        self,
+        names: Sequence[str],
+        takes: Mapping[str, Take | None],
+        never_null: Mapping[str, str] | None = None,
+        but_for: tuple[str, Any] | None = None,
     ) -> None:
         self._names = names
+        self._but_for = None if but_for is None else (names.index(but_for[0]), but_for[1])
         self._takes = [(place, take) for place, name in enumerate(names) if (take := takes.get(name)) is not None]
         self._never_null = [(place, why) for place, name in enumerate(names) if (why := (never_null or {}).get(name))]
 
@@ -67,7 +73,9 @@ class Columns:
         """
         given = self._values(record)
         for place, why in self._never_null:
-            at = next((at for at, value in enumerate(given[place]) if value is None), None)
+            at = next(
+                (at for at, one in enumerate(given[place]) if one is None and not self._may_be_null(given, at)), None
+            )
             if at is not None:
                 raise ValueError(
                     f"column {self._names[place]!r} is {why} and NULL in the row {_row(given, at)}: give it a value, "
@@ -77,6 +85,9 @@ class Columns:
         for place, take in self._takes:
             taken[place] = self._taken(given, place, take, _is_row(record))
         return list(zip(*taken, strict=True))
+
+    def _may_be_null(self, given: Sequence[Sequence[Any]], at: int) -> bool:
+        return self._but_for is not None and given[self._but_for[0]][at] == self._but_for[1]
 
     def name_value(self, rows: Iterable[Sequence[Any]], write: Callable[[str, Any], Any], error: Exception) -> None:
         """Raise ``ValueError`` with column and row of the first value at which ``write`` fails, if there is one."""

@@ -100,7 +100,7 @@ idle-transactions-end [found; H170]
   + 'transaction_timeout'
 statements-stay-prepared [found; H170]
   A statement that psycopg has prepared is missing in the next session of a pooler.
-  @ spark_bridge.sinks.postgres.table:PostgresTable.connect
+  @ spark_bridge.common.conninfo:connect
   - prepare_threshold=None
   + prepare_threshold=5
 nameless-value [found; H171]
@@ -135,8 +135,8 @@ publications-of-inserts [new; H170]
 slots-begin-anywhere [new; H170]
   A slot that was made again before the first change is read from its new beginning.
   @ spark_bridge.sources.postgres.task:PostgresReader._check_slot
-  - (begin := self._position or self._identity[2])
-  + (begin := self._position)
+  - (begin := self._place or self._identity[2])
+  + (begin := self._place)
 columns-that-are-not-sent-are-null [found; H170 H171]
   A column that a change does not have, because it was renamed, becomes NULL.
   @ spark_bridge.sources.postgres.table:why_columns_differ
@@ -152,6 +152,46 @@ keys-are-one-column [new; H171]
   @ spark_bridge.sources.postgres.task:PostgresReader._rows
   - for column in self._settings.identity
   + for column in (key,)
+transactions-begin-again [new; H134]
+  A reader that is restored inside of a transaction reads its first changes again.
+  @ spark_bridge.sources.postgres.task:PostgresReader._new_batches
+  - if self._inside is None or here > self._inside:
+  + if True:
+transactions-are-kept-whole [found; H157]
+  A transaction is one batch, however large it is.
+  @ spark_bridge.sources.postgres.task:PostgresReader._new_batches
+  - (len(opened) > rows_max or opened_size >= BATCH_BYTES)
+  + False
+early-returns-keep-changes-back [found; H134]
+  The changes never begin when a stage after the source has returned early.
+  @ spark_bridge.sources.postgres.driver:PostgresEnumerator._is_settled
+  - or not self._holding
+  + or False
+early-returns-are-not-told [new; H134]
+  What a stage took of a range before it returned early comes again as changes.
+  @ spark_bridge.sources.postgres.task:PostgresReader._read_range
+  - self.context.send_event_nowait(range_read_event(low, high, snapshot))
+  + pass
+sessions-keep-settings [new; H170]
+  A setting stays in a session that a pooler gives to others.
+  @ spark_bridge.sources.postgres.task:PostgresReader._select
+  - set_config(key, value, true)
+  + set_config(key, value, false)
+deleted-rows-stay [new; H140]
+  A row whose deletion is the last change of its key is inserted again.
+  @ spark_bridge.sinks.postgres.driver:StagedCommitter._apply
+  - f"WHERE {OP} <> 'd'"
+  + "WHERE true"
+emptied-tables-lose-rows [new; H140]
+  What was staged before a TRUNCATE is written after it.
+  @ spark_bridge.sinks.postgres.driver:StagedCommitter._apply_deletions
+  - if emptied is not None:
+  + if False:
+idle-sessions-fail-tasks [new; H170]
+  A task fails when the server has ended its idle session between two checkpoints.
+  @ spark_bridge.sinks.postgres.task:PostgresWriter._begin
+  - except psycopg.OperationalError:
+  + except ZeroDivisionError:
 copies-cast-to-text [found; H171]
   The table's values are cast to text, which cuts char(n) and lengthens inet.
   @ spark_bridge.sources.postgres.task:PostgresReader._select

@@ -230,6 +230,8 @@ async def test_a_postgres_source_reads_all_ranges_and_begins_the_changes(count: 
 
 
 def test_the_ranges_of_a_small_table_are_packed_in_the_order_of_the_key() -> None:
+    left = pack_ranges({"5": encode_event(["5", "40", "1:1:"]), "100": encode_event(["100", "200", "2:2:"])}, 6)
+    assert unpack_ranges(left) == (["5", "40", "100", "200", None], ["0:0:", "1:1:", "0:0:", "2:2:", "0:0:"])
     assert unpack_ranges(pack_ranges({}, 0)) == ([], [])
     assert unpack_ranges([[None, "5", "1:1:"], ["5", None, "2:2:"]]) == (["5", None], ["1:1:", "2:2:"])
 

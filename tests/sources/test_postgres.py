@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
@@ -24,7 +26,7 @@ from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres import driver
 from spark_bridge.sources.postgres.ranges import unpack_ranges
 from spark_bridge.sources.postgres.task import PostgresReader, _Snapshot, range_read_event
-from tests.postgres import Postgres
+from tests.postgres import ROOT, PgBouncer, Postgres
 from tests.sources.incarnations import incarnation_of
 
 pytestmark = pytest.mark.anyio
@@ -37,8 +39,8 @@ STREAMING: dict[str, Any] = {"mode": "streaming", "checkpoint": CheckpointConfig
 def database(postgres: Postgres) -> Iterator[psycopg.Connection]:
     with postgres.new_schema("src") as connection:
         yield connection
-        for (slot,) in connection.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
-            connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        connection.execute("SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots")
+        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
         for (name,) in connection.execute("SELECT pubname FROM pg_publication").fetchall():
             connection.execute(f"DROP PUBLICATION {name}")
 
@@ -46,12 +48,7 @@ def database(postgres: Postgres) -> Iterator[psycopg.Connection]:
 def rows(source: PostgresSource, split: Any, position: Any = None) -> list[dict[str, Any]]:
     make: Any = source.operator
     reader: PostgresReader = make()
-
-    class Context:
-        def send_event(self, event: Any) -> None:
-            """Nobody is told."""
-
-    reader.context = Context()  # type: ignore[assignment]
+    reader.context = Silent()  # type: ignore[assignment]
     try:
         found = [item for item in reader.read_from(split, position) if item is not None]
         return [row for _, batch in found for row in batch.to_pylist()]
@@ -172,6 +169,7 @@ def test_a_snapshot_shows_what_was_committed_before_it() -> None:
     assert beyond.shows((1 << 32) - 1), "of the epoch before"
     assert beyond.shows(4)
     assert not beyond.shows(5)
+    assert not _Snapshot.parse("0:0:").shows((1 << 32) - 5), "a range that nobody has read"
     assert not _Snapshot.parse(f"{(1 << 32) - 2}:{(1 << 32) - 2}:").shows(1), "of the epoch after"
 
 
@@ -264,8 +262,17 @@ async def test_the_table_and_its_changes_meet_exactly(
     assert {key: changes[-1][1] for key, changes in found.items()} == busy.versions
 
 
+class Silent:
+    """The context of a reader whose events nobody wants."""
+
+    def send_event(self, event: Any) -> None:
+        """Nobody is told."""
+
+
 class Asked:
     """What an enumerator does with its readers, which are always there."""
+
+    parallelism = 3
 
     def __init__(self) -> None:
         self.assigned: list[tuple[int, Any]] = []
@@ -361,7 +368,7 @@ async def test_the_backlog_is_rows_of_the_table_and_then_bytes_of_the_log(
     postgres: Postgres, database: psycopg.Connection
 ) -> None:
     database.execute("CREATE TABLE src.t (id int PRIMARY KEY); INSERT INTO src.t SELECT generate_series(1, 12)")
-    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="backlog", range_rows=5, batch_rows=1)
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="backlog", range_rows=5, batch_rows=100)
     coordinator = source.coordinator
     async with running_operator(coordinator, parallelism=1, **STREAMING) as world:
         await world.settle()
@@ -702,3 +709,373 @@ def test_a_view_is_read_without_changes(postgres: Postgres, database: psycopg.Co
     for name, key in (("src.v", 1), ("src.m", 2)):
         source = PostgresSource(postgres.conninfo, name, "id")
         assert [row for split in source.ranges() for row in rows(source, split)] == [{"id": key}]
+
+
+SET = ["IntervalStyle", "bytea_output", "extra_float_digits", "idle_in_transaction_session_timeout", "lock_timeout"]
+
+
+def test_the_table_is_read_through_a_pooler_and_its_changes_are_refused_there(
+    postgres: Postgres, database: psycopg.Connection, pooler: PgBouncer
+) -> None:  # H170
+    """PgBouncer knows no setting in the request for a session, keeps none, and passes no replication on."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY, at timestamptz, raw bytea, span interval, d date)")
+    database.execute(
+        "INSERT INTO src.t SELECT one, '2024-02-29', '\\x00ff', '26 hours', '2024-02-29' "
+        "FROM generate_series(1, 30) one"
+    )
+    plain = PostgresSource(postgres.conninfo, "src.t", "id", range_rows=3)
+    pooled = PostgresSource(pooler.conninfo, "src.t", "id", range_rows=3)
+    with psycopg.connect(pooler.conninfo, autocommit=True) as other:
+        splits = list(pooled.ranges())
+        assert len(splits) == 11
+        assert [rows(pooled, split) for split in splits] == [rows(plain, split) for split in splits]
+        assert other.execute("SELECT name FROM pg_prepared_statements").fetchall() == []
+        left = other.execute("SELECT name FROM pg_settings WHERE source = 'session' AND name = ANY(%s)", (SET,))
+        assert left.fetchall() == [], "the next one who gets the session finds it as it was"
+    changing = PostgresSource(pooler.conninfo, "src.t", "id", changes="pooled")
+    with pytest.raises(
+        SourceUnreachable, match=r"takes no replication connection.*name the server itself and not a pooler"
+    ):
+        changing.create_slot()
+    assert database.execute("SELECT pubname FROM pg_publication").fetchall() == []
+    assert database.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
+
+
+@pytest.mark.parametrize("value", ["a user without the right", "a server without a free sender", "everybody waits"])
+def test_a_server_that_sends_no_changes_or_would_wait_for_this_source_is_refused_at_the_start(value: str) -> None:
+    """H170."""
+    settings = {"max_wal_senders": "0"} if value == "a server without a free sender" else {}
+    server = Postgres(**settings)
+    try:
+        with server.connect() as connection:
+            connection.execute(
+                "CREATE TABLE t (id int PRIMARY KEY); CREATE ROLE clerk LOGIN; ALTER TABLE t OWNER TO clerk"
+            )
+            connection.execute("GRANT ALL ON DATABASE postgres TO clerk; GRANT ALL ON SCHEMA public TO clerk")
+            conninfo, text = server.conninfo, "needs a free one of its max_wal_senders"
+            if value == "a user without the right":
+                conninfo, text = conninfo.replace("user=headgate", "user=clerk"), "the right REPLICATION"
+            elif value == "everybody waits":
+                connection.execute("SET synchronous_commit = local")
+                connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (*)'")
+                connection.execute("SELECT pg_reload_conf()")
+                text = "would take this source for a standby"
+                while "*" not in connection.execute("SHOW synchronous_standby_names").fetchone()[0]:  # type: ignore[index]
+                    pass
+            with pytest.raises((SourceUnreachable, ValueError), match=text):
+                PostgresSource(conninfo, "public.t", "id", changes="none").create_slot()
+            assert connection.execute("SELECT slot_name FROM pg_replication_slots").fetchall() == []
+    finally:
+        server.close()
+
+
+def reading_of(source: PostgresSource, position: Any = None) -> tuple[PostgresReader, Iterator[Any]]:
+    make: Any = source.operator
+    reader: PostgresReader = make()
+    reader.context = Silent()  # type: ignore[assignment]
+    return reader, reader.read_from(["changes", []], position)
+
+
+def test_a_large_transaction_is_divided_and_read_on_inside_of_it(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H134
+    """Small ones stay whole. From each position on, exactly what follows is read."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY, v text); CREATE TABLE src.other (id int)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="large", bounded=True, batch_rows=10)
+    source.create_slot()
+    for first, count in ((0, 4), (100, 4), (200, 35), (300, 10), (400, 3)):
+        with database.transaction():
+            database.execute("INSERT INTO src.t SELECT generate_series(%s::int, %s)", (first, first + count - 1))
+            database.execute("INSERT INTO src.other SELECT generate_series(1, 20)")
+            database.execute("UPDATE src.t SET id = id + 50 WHERE id = %s", (first,))
+
+    def read(position: Any) -> list[tuple[Any, list[tuple[str, int, int]]]]:
+        reader, reading = reading_of(source, position)
+        found = [item for item in reading if item is not None]
+        reader.close()
+        return [(at, [(row["op"], row["id"], row["lsn"]) for row in batch.to_pylist()]) for at, batch in found]
+
+    batches = read(None)
+    flat = [row for _, batch in batches for row in batch]
+    assert [len(batch) for _, batch in batches] == [6, 6, 11, 11, 11, 4, 12, 5]
+    assert [isinstance(at, list) for at, _ in batches] == [False, False, True, True, True, False, True, False]
+    assert len(flat) == len(set(flat)) == 4 + 4 + 35 + 10 + 3 + 2 * 5
+    assert len({lsn for *_, lsn in flat}) == 5, "all rows of a transaction have one place"
+    for number, (position, _) in enumerate(batches):
+        rest = [row for _, batch in batches[number + 1 :] for row in batch]
+        assert [row for _, batch in read(position) for row in batch] == rest, number
+
+
+@pytest.mark.parametrize("size_mib", [12, pytest.param(100, marks=pytest.mark.long)])
+def test_a_large_transaction_needs_no_more_memory_than_a_small_one(
+    postgres: Postgres, database: psycopg.Connection, size_mib: int
+) -> None:  # H157
+    """In a separate process, whose memory the system knows: Python does not count that of libpq."""
+    peaks = []
+    for count in (2, size_mib):
+        database.execute("DROP TABLE IF EXISTS src.t; CREATE TABLE src.t (id int PRIMARY KEY, v text)")
+        source = PostgresSource(postgres.conninfo, "src.t", "id", changes="memory", bounded=True)
+        source.create_slot()
+        database.execute(
+            "INSERT INTO src.t SELECT one, repeat('x', 1000) FROM generate_series(1, %s) one", (count * 1024,)
+        )
+        command = [sys.executable, "-m", "tests.sources.peak_memory", postgres.conninfo, "src.t", "memory"]
+        read = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.split()
+        assert int(read[0]) == count * 1024
+        peaks.append(int(read[1]))
+        source.drop_slot()
+    assert peaks[1] - peaks[0] < 10 * 2**20, peaks
+
+
+def test_a_look_that_finds_nothing_decodes_nothing_again(postgres: Postgres, database: psycopg.Connection) -> None:
+    """Although no checkpoint covers what was read, and others write: the server decodes its log once."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY); CREATE TABLE src.other (id int)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="quiet", lsn_column=None)
+    source.create_slot()
+    reader, reading = reading_of(source)
+    for number in range(50):
+        database.execute("INSERT INTO src.t VALUES (%s)", (number,))
+    assert next(reading)[1].num_rows == 50
+    for number in range(20):
+        database.execute("INSERT INTO src.other VALUES (%s)", (number,))
+        assert next(reading) is None
+    database.execute("INSERT INTO src.t VALUES (50)")
+    assert next(reading)[1].num_rows == 1
+    reader.close()
+    while (decoded := decoded_transactions(database)) == 0:  # the session reports them at its end at the latest
+        pass
+    assert decoded <= 50 + 20 + 1 + 5, "each once"
+
+
+def decoded_transactions(database: psycopg.Connection) -> int:
+    found = database.execute("SELECT total_txns FROM pg_stat_replication_slots WHERE slot_name = 'quiet'").fetchone()
+    return int(found[0]) if found else 0
+
+
+def confirmed(database: psycopg.Connection, slot: str) -> int:
+    """Up to where the server may forget its log for the slot."""
+    query = "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = %s"
+    (place,) = database.execute(query, (slot,)).fetchone() or (0,)
+    return int(place)
+
+
+def test_the_slot_advances_with_checkpoints_although_only_other_tables_change(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    """Otherwise the server's disk would fill up, and a restarted reader would decode all of it again."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY); CREATE TABLE src.other (v text)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="others")
+    source.create_slot()
+    reader, reading = reading_of(source)
+    assert next(reading) is None
+    begin = confirmed(database, "others")
+    for checkpoint_id in (1, 2):
+        database.execute("INSERT INTO src.other SELECT repeat('x', 1000) FROM generate_series(1, 3000)")
+        position, batch = next(reading)
+        assert batch.num_rows == 0
+        reader.snapshot_state(checkpoint_id)
+        assert confirmed(database, "others") == begin, "not before the checkpoint is complete"
+        reader.notify_checkpoint_complete(checkpoint_id)
+        while confirmed(database, "others") != position:  # until the server has read the message
+            pass
+        assert position > begin + 3000 * 1000
+        begin = position
+        assert next(reading) is None
+    reader.close()
+
+
+def test_sessions_that_the_server_ends_are_opened_again_and_nothing_is_lost(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H170
+    """As it does after ``idle_session_timeout`` or ``wal_sender_timeout``, also in the middle of a transaction."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="ended", batch_rows=10)
+    source.create_slot()
+    reader, reading = reading_of(source)
+    database.execute("INSERT INTO src.t SELECT generate_series(1, 200000)")
+    found: list[int] = []
+    sessions = "FROM pg_stat_activity WHERE application_name = 'headgate' AND pid <> pg_backend_pid()"
+    for number in range(6):
+        kind = ("client backend", "walsender")[number % 2]
+        database.execute(f"SELECT pg_terminate_backend(pid) {sessions} AND backend_type = %s", (kind,))
+        for item in islice((one for one in reading if one is not None), 50):
+            found += item[1].column("id").to_pylist()
+    while len(found) < 200_000:
+        item = next(reading)
+        found += item[1].column("id").to_pylist() if item else []
+    assert found == list(range(1, 200_001))
+    reader.close()
+
+
+def test_a_session_that_is_idle_for_too_long_is_opened_again(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H170
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY); INSERT INTO src.t VALUES (0)")
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate' AND backend_type LIKE 'client%%'"
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="idle")
+    source.create_slot()
+    limits = ("idle_session_timeout", "idle_in_transaction_session_timeout")
+    for limit in limits:
+        database.execute(f"ALTER ROLE headgate SET {limit} = '1s'")
+    try:
+        reader, reading = reading_of(source)
+        for number in range(2):
+            database.execute("INSERT INTO src.t VALUES (%s)", (number + 1,))
+            item = None
+            while item is None:
+                item = next(reading)
+            assert item[1].column("id").to_pylist() == [number + 1]
+            while database.execute(idle).fetchone() != (0,):
+                pass
+        assert [row["id"] for split in source.ranges() for row in rows(source, split)] == [0, 1, 2]
+        reader.close()
+    finally:
+        for limit in limits:
+            database.execute(f"ALTER ROLE headgate RESET {limit}")
+
+
+def test_the_slot_is_taken_from_a_session_whose_machine_was_lost(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    """It is silent, and the server has not noticed yet."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY)")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="taken")
+    source.create_slot()
+    lost, silent = reading_of(source)
+    assert next(silent) is None
+    database.execute("INSERT INTO src.t VALUES (1)")
+    reader, reading = reading_of(source)
+    item = None
+    while item is None:
+        item = next(reading)
+    assert item[1].column("id").to_pylist() == [1]
+    reader.close()
+    lost.close()
+
+
+class First:
+    """Passes on the first three rows that it gets in one of the subtasks, and all in the others."""
+
+    def __init__(self) -> None:
+        self.limited = False
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[dict[str, Any]]:
+        limited, self.limited = not self.limited, True
+        return islice(as_rows(batches), 3 if limited else None)
+
+
+async def test_a_transform_that_returns_early_does_not_keep_changes_from_beginning(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:  # H134
+    """What it has left of its range, nobody reads. What it has read is in no change again."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY, version int)")
+    database.execute("INSERT INTO src.t SELECT one, 0 FROM generate_series(1, 20) one")
+    source = PostgresSource(postgres.conninfo, "src.t", "id", changes="early", range_rows=5, lsn_column=None)
+    source.create_slot()
+    database.execute("UPDATE src.t SET version = 1")  # in the snapshot of each range that is read
+    checkpoint = CheckpointConfig(interval_s=0.4, tolerated_failures=1000)
+    stages = chain(source=source, transform=First())
+    async with running_operator(stages, parallelism=2, mode="streaming", checkpoint=checkpoint) as world:
+        tasks = [await world.launch_operator(subtask) for subtask in range(2)]
+        for _ in range(10):
+            await world.advance(0.5)
+        database.execute("UPDATE src.t SET version = 2")
+        found: list[dict[str, Any]] = []
+        for _ in range(100):
+            await world.advance(0.5)
+            found = [row for task in tasks for row in task.outputs]
+            if sum(row["version"] == 2 for row in found) == 20:
+                break
+        assert not world.failures
+    outcomes = [task.outcome for task in tasks]
+    assert [row["version"] for row in found].count(2) == 20, outcomes
+    copied = [row["id"] for row in found if row["op"] == "r"]
+    assert len(copied) == len(set(copied)) == 18
+    assert {row["version"] for row in found if row["op"] == "r"} == {1}
+    assert not {row["id"] for row in found if row["op"] == "u" and row["version"] == 1}
+
+
+class Restless:
+    """Changes a table in every way at random: large and small transactions, deletions, other keys, and TRUNCATE."""
+
+    def __init__(self, database: psycopg.Connection, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.database = database
+        columns = "(id int PRIMARY KEY, version int, doc text)"
+        database.execute(f"CREATE TABLE src.t {columns}; CREATE TABLE src.copy {columns}")
+        self.version = 0
+        self.truncates = False
+        self.change(60)
+
+    def change(self, count: int) -> None:
+        while count > 0:
+            with self.database.transaction(force_rollback=self.chance.random() < 0.1):
+                for _ in range(self.chance.choice([1, 2, 30])):
+                    self._change_one()
+                    count -= 1
+
+    def _change_one(self) -> None:
+        self.version += 1
+        key, other = self.chance.randrange(40), self.chance.randrange(40)
+        kind = self.chance.random()
+        if kind < 0.2:
+            self.database.execute("DELETE FROM src.t WHERE id = %s", (key,))
+        elif kind < 0.4:
+            self.database.execute("DELETE FROM src.t WHERE id = %s AND id <> %s", (other, key))
+            self.database.execute("UPDATE src.t SET id = %s, version = %s WHERE id = %s", (other, self.version, key))
+        elif kind < 0.42 and self.truncates:
+            self.database.execute("TRUNCATE src.t")
+        else:
+            self.database.execute(
+                "INSERT INTO src.t VALUES (%s, %s, 'd') ON CONFLICT (id) DO UPDATE SET version = EXCLUDED.version",
+                (key, self.version),
+            )
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
+async def test_a_copy_that_follows_a_table_equals_it_whatever_is_killed(
+    postgres: Postgres, database: psycopg.Connection, seed: int
+) -> None:
+    """H134, H140: over deaths of tasks and drivers."""
+    restless = Restless(database, seed)
+    chance = restless.chance
+    sink = PostgresSink(
+        postgres.conninfo, "src.copy", ["id", "version", "doc"], key=["id"], op_column="op", name=f"copy{seed}"
+    )
+    restored: CompletedCheckpoint | None = None
+    begin = 0
+    for incarnation in range(5):
+        last = incarnation == 4
+        source = PostgresSource(
+            postgres.conninfo,
+            "src.t",
+            "id",
+            changes=f"follow{seed}",
+            range_rows=5,
+            batch_rows=9,
+            lsn_column=None,
+            rate_limit_per_s=None if last else 40.0,
+            bounded=last,
+        )
+        async with incarnation_of(chain(source=source, sink=sink), chance, restored, seed) as world:
+            tasks = [await world.launch_operator(subtask) for subtask in range(world.parallelism)]
+            for _ in range(chance.randrange(3, 7)):
+                for _ in range(4):
+                    # A table that is emptied while it is copied is an error. When the slot advances, it is copied.
+                    begin = begin or confirmed(database, f"follow{seed}")
+                    restless.truncates = confirmed(database, f"follow{seed}") > begin
+                    restless.change(0 if last else chance.choice([0, 2, 40]))
+                    await world.advance(0.2)
+                running = [task for task in tasks if not task.outcome]
+                if running and not last:
+                    victim = chance.choice(running)
+                    await world.kill(victim)
+                    tasks.append(await world.retry(victim))
+            for _ in range(200):
+                if last and any(not task.outcome for task in tasks):
+                    await world.advance(1.0)
+            await world.advance(1.0)
+            assert not world.failures
+            restored = world.checkpoints[-1] if world.checkpoints else restored
+    rows = [database.execute(f"SELECT * FROM src.{table} ORDER BY id").fetchall() for table in ("t", "copy")]
+    assert rows[0] == rows[1], seed

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from spark_bridge.sinks.postgres.table import PostgresTable, gid_of, gid_prefix, old_gid_prefix
+from spark_bridge.sinks.postgres.table import OP, PostgresTable, gid_of, gid_prefix, old_gid_prefix
 from spark_bridge.sinks.postgres.values import Column, columns_of
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
@@ -147,6 +147,8 @@ class StagedCommitter(_PostgresCommitter):
         except psycopg.errors.InsufficientPrivilege:
             self._table.checked_columns(connection)  # says what its owner must do
             raise
+        if self._table.op_column is not None and OP not in staged:
+            connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} text").format(staging, sql.Identifier(OP)))
         for column in self._table.columns:
             if column in changed or column not in staged:
                 type_ = sql.SQL(columns[column].declared)  # as the server itself writes it
@@ -194,6 +196,8 @@ class StagedCommitter(_PostgresCommitter):
             except SinkMisused as error:
                 raise SinkCommitFailed(f"sink {self._sink!r} cannot commit: {error}") from None
             try:
+                if self._table.op_column is not None:
+                    self._apply_deletions(connection, names)
                 connection.execute(self._apply(connection, names))
             except (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.CardinalityViolation) as error:
                 raise self._refused(error) from error
@@ -243,39 +247,72 @@ class StagedCommitter(_PostgresCommitter):
     def _apply(self, connection: psycopg.Connection, names: Sequence[str]) -> sql.Composed:
         """The statement that appends the rows, or updates those with the same key; the last row of a key counts."""
         table = self._table
-        parts = _texts(names)
-        order = sql.SQL("array_position({}, headgate_part)").format(parts)
-        rows = sql.SQL("FROM {} WHERE headgate_sink = {} AND headgate_part = ANY({})").format(
-            table.staging, sql.Literal(self._sink), parts
-        )
+        order, rows = self._staged(names)
         if not table.key:
             return sql.SQL("INSERT INTO {} ({}) SELECT {} {} ORDER BY {}, headgate_row").format(
                 table.name, table.column_list, table.column_list, rows, order
             )
-        collations = self._key_collations(connection)
         key = sql.SQL(", ").join(map(sql.Identifier, table.key))
-        distinct = sql.SQL(", ").join(
-            sql.SQL("{} COLLATE {}").format(sql.Identifier(column), collations[column])
-            if column in collations
-            else sql.Identifier(column)
-            for column in table.key
-        )
         others = [sql.Identifier(column) for column in table.columns if column not in table.key]
         update = sql.SQL(", ").join(sql.SQL("{} = EXCLUDED.{}").format(column, column) for column in others)
-        return sql.SQL(
-            "INSERT INTO {} ({}) SELECT DISTINCT ON ({}) {} {} ORDER BY {}, {} DESC, headgate_row DESC "
-            "ON CONFLICT ({}) DO {}"
-        ).format(
+        return sql.SQL("INSERT INTO {} ({}) SELECT {} FROM ({}) AS last {} ON CONFLICT ({}) DO {}").format(
             table.name,
             table.column_list,
-            distinct,
             table.column_list,
-            rows,
-            distinct,
-            order,
+            self._last_of_each_key(connection, names),
+            sql.SQL("" if table.op_column is None else f"WHERE {OP} <> 'd'"),
             key,
             sql.SQL("UPDATE SET {}").format(update) if others else sql.SQL("NOTHING"),
         )
+
+    def _apply_deletions(self, connection: psycopg.Connection, names: Sequence[str]) -> None:
+        """Delete what is deleted: first everything, if the table was emptied, with what was staged before that."""
+        table = self._table
+        order, rows = self._staged(names)
+        emptied = connection.execute(
+            sql.SQL("SELECT {}, headgate_row {} AND {} = 't' ORDER BY 1 DESC, 2 DESC LIMIT 1").format(
+                order, rows, sql.Identifier(OP)
+            )
+        ).fetchone()
+        if emptied is not None:
+            connection.execute(sql.SQL("DELETE FROM {}").format(table.name))
+            connection.execute(
+                sql.SQL("DELETE {} AND ({}, headgate_row) <= ({}, {})").format(rows, order, *map(sql.Literal, emptied))
+            )
+        connection.execute(
+            sql.SQL("DELETE FROM {} AS target USING ({}) AS last WHERE {} = 'd' AND ({}) = ({})").format(
+                table.name,
+                self._last_of_each_key(connection, names),
+                sql.Identifier(OP),
+                self._compared_key(connection, "target"),
+                self._compared_key(connection, "last"),
+            )
+        )
+
+    def _last_of_each_key(self, connection: psycopg.Connection, names: Sequence[str]) -> sql.Composed:
+        order, rows = self._staged(names)
+        key = self._compared_key(connection)
+        return sql.SQL("SELECT DISTINCT ON ({}) * {} ORDER BY {}, {} DESC, headgate_row DESC").format(
+            key, rows, key, order
+        )
+
+    def _compared_key(self, connection: psycopg.Connection, *table: str) -> sql.Composed:
+        """The columns of the key, as its index compares them."""
+        collations = self._key_collations(connection)
+        return sql.SQL(", ").join(
+            sql.SQL("{} COLLATE {}").format(sql.Identifier(*table, column), collations[column])
+            if column in collations
+            else sql.Identifier(*table, column)
+            for column in self._table.key
+        )
+
+    def _staged(self, names: Sequence[str]) -> tuple[sql.Composed, sql.Composed]:
+        """What orders the staged rows of these parts together with their number, and where they are."""
+        parts = _texts(names)
+        rows = sql.SQL("FROM {} WHERE headgate_sink = {} AND headgate_part = ANY({})").format(
+            self._table.staging, sql.Literal(self._sink), parts
+        )
+        return sql.SQL("array_position({}, headgate_part)").format(parts), rows
 
     def _delete(self, connection: psycopg.Connection, names: Sequence[str]) -> None:
         connection.execute(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PostgresSink(TwoPhaseSink[Any]):
-    """Rows of a PostgreSQL table, appended or updated by key, exactly once. Needs ``pip install 'headgate[postgres]'``.
+    """Rows of a PostgreSQL table, appended, or updated and deleted by key, exactly once. Needs ``headgate[postgres]``.
 
     A record is a dict or a Spark ``Row`` with the columns' names, a tuple in their order, or an Arrow batch. The table
     must exist. The user needs the right to create tables in its schema, for the ledger ``headgate_commits``, and in
@@ -32,6 +32,10 @@ class PostgresSink(TwoPhaseSink[Any]):
         columns: the columns to write.
         key: columns with a unique constraint. A row with the same key as an existing one replaces its other columns.
             Without, all rows are appended. Only in staged mode.
+        op_column: a column of the records, not of the table, that says what each row is, as that of ``PostgresSource``
+            does: r, i or u replace the row with this key, or insert it; d deletes it, and needs the key only; t deletes
+            all rows of the table, also those of others. Of the rows of a subtask with one key in a checkpoint, the
+            last one counts; between subtasks the order is not defined. Needs ``key``.
         mode: ``"staged"``: tasks write into the staging table, and the driver moves all rows of a checkpoint in one
             transaction, so readers see whole checkpoints. ``"prepared"``: tasks write into the table itself, in one
             prepared transaction each, which the driver commits one after the other. Each row is written once only, but
@@ -40,8 +44,9 @@ class PostgresSink(TwoPhaseSink[Any]):
         name: distinguishes the sinks of one table; by default the operator's id.
 
     Raises:
-        SinkMisused: no columns, an unknown mode, or a key in prepared mode, in which an update would wait for the locks
-            of transactions that are prepared and not committed.
+        SinkMisused: no columns, an unknown mode, ``op_column`` without ``key`` or among ``columns``, or a key in
+            prepared mode, in which an update would wait for the locks of transactions that are prepared and not
+            committed.
     """
 
     @checked(conninfo=TEXT)
@@ -52,6 +57,7 @@ class PostgresSink(TwoPhaseSink[Any]):
         columns: Sequence[str],
         *,
         key: Sequence[str] = (),
+        op_column: str | None = None,
         mode: Literal["staged", "prepared"] = "staged",
         name: str | None = None,
     ) -> None:
@@ -64,9 +70,14 @@ class PostgresSink(TwoPhaseSink[Any]):
                 "a prepared transaction keeps its locks until it is committed, so an update of the same key by the "
                 'next one would wait for it, and with it for its own checkpoint: use mode="staged" with a key'
             )
+        if op_column is not None and (not key or op_column in columns):
+            raise SinkMisused(
+                f"op_column={op_column!r} says what to do with the row that has the key: pass key= too, and leave "
+                f"{op_column!r} out of columns, which are those of the table"
+            )
         self.name = name
         self.atomic = mode == "staged"
-        self._settings = (conninfo, table, tuple(columns), tuple(key), mode)
+        self._settings = (conninfo, table, tuple(columns), tuple(key), mode, op_column)
 
     @property
     def target(self) -> str:

@@ -16,6 +16,8 @@ from spark_bridge.sinks.postgres.values import Column, columns_of
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 
 Mode = Literal["staged", "prepared"]
+OP = "headgate_op"
+"""The column of the staging table that says what a row is."""
 
 _GID_BYTES_MAX = 199
 _NAME_BYTES = 90  # of a part
@@ -32,6 +34,12 @@ class PostgresTable:
     columns: tuple[str, ...]
     key: tuple[str, ...]
     mode: Mode
+    op_column: str | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The columns of the records: those of the table, and what a row is."""
+        return self.columns if self.op_column is None else (*self.columns, self.op_column)
 
     @property
     def target(self) -> str:
@@ -62,12 +70,8 @@ class PostgresTable:
         return sql.SQL(", ").join(map(sql.Identifier, self.columns))
 
     def connect(self, *, autocommit: bool = False) -> psycopg.Connection:
-        """Open a connection. Raises ``psycopg.OperationalError``.
-
-        Nothing is left in the session, neither a prepared statement nor a setting, because a pooler may give it to
-        others after each transaction.
-        """
-        return connect(self.conninfo, autocommit=autocommit, application_name="headgate", prepare_threshold=None)
+        """Open a connection. Raises ``psycopg.OperationalError``."""
+        return connect(self.conninfo, autocommit=autocommit)
 
     def place(self, connection: psycopg.Connection) -> str:
         """What distinguishes the table from all others of the server, with 16 digits; empty if there is none."""

@@ -13,7 +13,9 @@ import psycopg
 from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
 
-from spark_bridge.sinks.postgres.table import PostgresTable, gid_of
+from protocol.arguments import SHOWN_CHARS_MAX
+from protocol.describing import show
+from spark_bridge.sinks.postgres.table import OP, PostgresTable, gid_of
 from spark_bridge.sinks.rows import Columns
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
@@ -36,7 +38,7 @@ class PostgresWriter(TwoPhaseWriter[Any]):
 
     def write(self, record: Any) -> None:
         if self._part is None:
-            if not Columns(self._table.columns, {}).rows(record):  # a record that does not fit begins nothing
+            if not Columns(self._table.given, {}).rows(record):  # a record that does not fit begins nothing
                 return
             self._begin()
         self._rows.extend(self._columns.rows(record))
@@ -69,25 +71,37 @@ class PostgresWriter(TwoPhaseWriter[Any]):
 
     def _begin(self) -> None:
         """Begin the transaction of a part. The tables keep the columns that it finds here until it ends."""
-        if self._connection is None:
-            self._connection = self._table.connect()
         # It is idle between rows for as long as a checkpoint takes. The settings end with the transaction.
-        self._connection.execute(
+        settings = (
             "SELECT set_config(name, '0', true) FROM pg_settings "
             "WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
         )
+        try:
+            if self._connection is not None:
+                self._connection.execute(settings)
+        except psycopg.OperationalError:  # idle_session_timeout: nothing was in it since the last checkpoint
+            self.close()
+            self._connection = None
+        if self._connection is None:
+            self._connection = self._table.connect()
+            self._connection.execute(settings)
         with self._connection.cursor().copy(self._copy_into()):
             pass  # takes the lock that keeps the types as they are
         columns = self._table.checked_columns(self._connection)
         self._place = self._table.place(self._connection)
         takes = {name: columns[name].take for name in self._table.columns}
-        self._columns = Columns(self._table.columns, takes, dict.fromkeys(self._table.key, "in the key"))
+        never_null = dict.fromkeys(self._table.key, "in the key")
+        truncates = None
+        if (op := self._table.op_column) is not None:
+            takes[op], never_null[op], truncates = _known_op, "the op_column", (op, "t")
+        self._columns = Columns(self._table.given, takes, never_null, truncates)
         self._part, self._rows_copied = Committable(self._context.next_name()), 0
 
     def _copy_into(self) -> sql.Composed:
         staged = self._table.mode == "staged"
         into = self._table.staging if staged else self._table.name
         columns = "headgate_sink, headgate_part, headgate_row, {}" if staged else "{}"
+        columns += f", {OP}" if self._table.op_column is not None else ""
         return sql.SQL("COPY {} ({}) FROM STDIN").format(into, sql.SQL(columns).format(self._table.column_list))
 
     def _copy(self) -> None:
@@ -115,3 +129,11 @@ def _dump(forms: Any, column: str, value: Any) -> None:
         raise ValueError(
             f"{error}. Replace the value, or change it to one that PostgreSQL has, in encode of the operator"
         ) from error
+
+
+def _known_op(op: Any, of_spark: bool) -> Any:
+    if op not in ("r", "i", "u", "d", "t"):
+        raise ValueError(
+            f"it is {show(op, SHOWN_CHARS_MAX)}: write r, i or u for a row, d for its deletion, or t for all"
+        )
+    return op

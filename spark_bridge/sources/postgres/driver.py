@@ -53,6 +53,7 @@ from spark_bridge.sources.postgres.task import (
     PostgresSettings,
     check_published,
     check_table,
+    free_slot,
 )
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
@@ -69,6 +70,7 @@ READ_BYTES_MAX = 2**30
 ENTRY_BYTES = 400
 """What one of them takes beside its texts."""
 _READ = "read"
+_LEFT = "left"
 _NO_CUT = -1
 """What was read since the last cut belongs to no checkpoint."""
 _KEY_TYPES = ("smallint", "integer", "bigint", "uuid")
@@ -80,8 +82,8 @@ class PostgresSource(Source):
     The table is read in ranges of its key, by all tasks. With ``changes``, one task then reads what is changed, in the
     order of the commits, from the server's log. Each change is in exactly one of the two: the rows that were read
     contain it, or it follows as a change. Nothing is locked. This needs streaming mode with periodic checkpoints, since
-    the changes begin after the first checkpoint that covers the whole table; a server with ``wal_level=logical``; and a
-    user with the right to replicate, who owns the table.
+    the changes begin after the first checkpoint that covers the whole table; a server with ``wal_level=logical``, to
+    which ``conninfo`` leads without a pooler; and a user with the right to replicate, who owns the table.
 
     The server keeps changes in a replication slot until a checkpoint covers them. Drop it with ``drop_slot`` when the
     job is never run again; otherwise the server's disk fills up.
@@ -102,7 +104,8 @@ class PostgresSource(Source):
         lsn_column: gets the place of the commit in the server's log, an integer that grows; 0 for rows of the table.
             None for no such column.
         range_rows: how many rows are read in one transaction, and make one batch.
-        batch_rows: about how many changes a batch has at most. A transaction is never divided.
+        batch_rows: about how many changes a batch has at most. A transaction is divided if it alone has more, or has
+            more than 4 MiB.
         rate_limit_per_s: how many rows all tasks together read in a second; None for no limit.
 
     Raises:
@@ -160,6 +163,26 @@ class PostgresSource(Source):
             raise SourceUnreachable(
                 f"{self!r} cannot connect: {str(error).strip()}. Check conninfo, with which the driver and every "
                 "executor connect"
+            ) from error
+
+    def _check_replication(self, connection: psycopg.Connection) -> None:
+        """Raise ``SourceUnreachable`` if changes cannot be read over ``conninfo``, which may name a pooler.
+
+        Raises ``ValueError`` if everybody's commits would wait for this source.
+        """
+        (standbys,) = connection.execute("SHOW synchronous_standby_names").fetchone() or ("",)
+        if "*" in standbys:
+            raise ValueError(
+                f"synchronous_standby_names is {standbys!r}: the server would take this source for a standby, and each "
+                "commit of others would wait for a checkpoint. Put the names of the standbys there in place of '*'"
+            )
+        try:
+            connect(self._conninfo, autocommit=True, replication="database").close()
+        except psycopg.OperationalError as error:
+            raise SourceUnreachable(
+                f"{self!r} cannot read changes, because what is at conninfo takes no replication connection: "
+                f"{str(error).strip()}. Let conninfo name the server itself and not a pooler: PgBouncer before 1.23 "
+                "passes none on. The server needs a free one of its max_wal_senders, and the user the right REPLICATION"
             ) from error
 
     def _look(self) -> TableFacts:
@@ -235,7 +258,8 @@ class PostgresSource(Source):
         Returns the identity of the table, which a checkpoint keeps: its number, that of its place in the publication,
         and the place in the log where the slot begins.
 
-        Raises ``SourceBlocked`` if transactions that are open, of whatever database of the server, do not end in time:
+        Raises ``SourceUnreachable`` if there is a pooler that passes no replication connection on, and
+        ``SourceBlocked`` if transactions that are open, of whatever database of the server, do not end in time:
         the server waits for them. Raises ``ValueError`` if the server keeps no logical log; if the table is one whose
         changes would not come, or would fail for others; or if the name belongs to something else: the publication to
         other tables, or the slot to another database or output plugin. Whatever can be refused is, before anything is
@@ -249,6 +273,7 @@ class PostgresSource(Source):
             why = why_no_changes(connection, found, self._table, self._key, self.columns)
             if why is not None:
                 raise ValueError(why)
+            self._check_replication(connection)
             self._check_slot_name(connection)
             with suppress(psycopg.errors.DuplicateObject):  # from an earlier start
                 connection.execute(
@@ -257,15 +282,18 @@ class PostgresSource(Source):
                     )
                 )
             place = self._check_publication(connection, found.oid)
-            with suppress(psycopg.errors.DuplicateObject):  # what it has more is recognised by the snapshots
-                connection.execute(sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{SLOT_TIMEOUT_S:g}s")))
-                try:
+            timeout = sql.Literal(f"{SLOT_TIMEOUT_S:g}s")
+            try:
+                with connection.transaction():
+                    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(timeout))
                     connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self._slot,))
-                except psycopg.errors.LockNotAvailable as error:
-                    raise SourceBlocked(
-                        f"the server has not created the replication slot {self._slot!r} within {SLOT_TIMEOUT_S:g} s, "
-                        f"because it waits for transactions that are open: {_open_transactions(connection)}"
-                    ) from error
+            except psycopg.errors.DuplicateObject:
+                pass  # what it has more is recognised by the snapshots
+            except psycopg.errors.LockNotAvailable as error:
+                raise SourceBlocked(
+                    f"the server has not created the replication slot {self._slot!r} within {SLOT_TIMEOUT_S:g} s, "
+                    f"because it waits for transactions that are open: {_open_transactions(connection)}"
+                ) from error
             (begin,) = connection.execute(
                 "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = %s",
                 (self._slot,),
@@ -283,6 +311,7 @@ class PostgresSource(Source):
         with self._connect() as connection:
             check_table(connection, found, self._table, oid)
             if self.has_changes:
+                self._check_replication(connection)
                 check_published(connection, self._table, self._publication, found.oid, place)
 
     def _read_identity(self) -> list[int | None]:
@@ -322,8 +351,12 @@ class PostgresSource(Source):
             )
 
     def drop_slot(self) -> None:
-        """Drop slot and publication: the job is never run again. Does nothing if they do not exist. Blocks."""
+        """Drop slot and publication: the job is never run again. Does nothing if they do not exist. Blocks.
+
+        A task that still reads from the slot fails.
+        """
         with self._connect(autocommit=True) as connection:
+            free_slot(connection, str(self._slot))
             connection.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s",
                 (self._slot,),
@@ -408,6 +441,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._read: dict[str | None, bytes] = {}  # the low end of a range to an encoded ``[low, high, snapshot]``
         self._unsettled: dict[int, dict[str | None, int]] = {_NO_CUT: {}}  # by first cut: low end to who has read it
         self._waiting: dict[int, None] = {}
+        self._holding: set[int] = set()  # subtasks that may have a range which they have not read to its end
         self._account = KeptBytes(
             READ_BYTES_MAX,
             f"what tasks say of the ranges of {source!r} that they have read",
@@ -453,6 +487,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._context = context
         await self._restoring.finish()
         if self._is_restored:
+            self._holding.update(range(context.parallelism))
             if self._identity is not None and (self._source.has_changes or len(self._pending)):
                 await USER.run(self._source._check_identity, self._identity)
             if self._changes_to is not None and not context.coordinator.input_begins_again:
@@ -467,6 +502,7 @@ class PostgresEnumerator(SplitEnumerator):
 
     async def handle_split_request(self, subtask: int) -> None:
         self._waiting[subtask] = None
+        self._holding.discard(subtask)
         await self._serve()
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
@@ -495,6 +531,16 @@ class PostgresEnumerator(SplitEnumerator):
         if (entry := self._read.pop(low, None)) is not None:
             self._account.release(_READ, len(entry) + ENTRY_BYTES)
 
+    async def attempt_ended(self, subtask: int, attempt: int, succeeded: bool) -> None:
+        """What a task has left that returned early, nobody reads, as soon as a checkpoint covers that it succeeded."""
+        if succeeded and subtask in self._holding:
+            self._holding.discard(subtask)
+            self._unsettled[_NO_CUT][f"{_LEFT} {subtask}"] = subtask  # no low end of a range
+            await self._serve()
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        self._holding.add(subtask)  # perhaps what the checkpoint has for it; until it asks
+
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
         for cut in self._unsettled.values():
             for low in [low for low, reader in cut.items() if reader == subtask]:
@@ -514,6 +560,7 @@ class PostgresEnumerator(SplitEnumerator):
                 del self._waiting[subtask]  # its next attempt asks itself
             elif len(self._pending):
                 del self._waiting[subtask]
+                self._holding.add(subtask)
                 await self._context.assign_splits(subtask, self._pending.take(1))
             elif self._has_begun or not self._source.has_changes:
                 del self._waiting[subtask]
@@ -526,7 +573,8 @@ class PostgresEnumerator(SplitEnumerator):
 
     @property
     def _is_settled(self) -> bool:
-        return len(self._read) == self._count and not any(self._unsettled.values())
+        is_read = len(self._read) == self._count or not self._holding
+        return is_read and not any(self._unsettled.values())
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
         self._unsettled[checkpoint_id] = self._unsettled[_NO_CUT]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
@@ -62,33 +62,39 @@ class Change:
     old: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Transaction:
-    """A committed transaction. ``end`` is the position in the log behind its commit."""
+class Transaction(NamedTuple):
+    """A committed transaction. ``commit`` is where its commit begins in the server's log."""
 
+    commit: int
     xid: int
-    end: int = 0
-    changes: list[Change] = field(default_factory=list)
 
 
-def transactions(messages: Iterable[bytes]) -> Iterator[Transaction]:
-    """Yield the complete transactions, in the order of their commits."""
-    relations: dict[int, Relation] = {}
-    open_: Transaction | None = None
-    for message in messages:
-        kind, at = message[:1], 1
+class Decoder:
+    """Reads the messages of one session of the server, which describes a table before its first change only.
+
+    ``transaction`` is the one whose changes come now, None between two; ``end`` is the place behind the last commit.
+    """
+
+    def __init__(self) -> None:
+        self.transaction: Transaction | None = None
+        self.end = 0
+        self._relations: dict[int, Relation] = {}
+
+    def changes(self, message: bytes) -> list[Change]:
+        """Take the next message, and return the changes in it."""
+        kind = message[:1]
         if kind == b"B":
-            open_ = Transaction(_BEGIN.unpack_from(message, at)[2])
+            commit, _, xid = _BEGIN.unpack_from(message, 1)
+            self.transaction = Transaction(commit, xid)
         elif kind == b"C":
-            assert open_ is not None, "a commit follows its begin"
-            open_.end = _COMMIT.unpack_from(message, at)[2]
-            yield open_
-            open_ = None
+            self.transaction = None
+            self.end = _COMMIT.unpack_from(message, 1)[2]
         elif kind == b"R":
             relation = Relation.read(message)
-            relations[relation.number] = relation
-        elif kind in b"IUDT" and open_ is not None:
-            open_.changes += _changes(kind, message, relations)
+            self._relations[relation.number] = relation
+        elif kind in (b"I", b"U", b"D", b"T"):
+            return list(_changes(kind, message, self._relations))
+        return []
 
 
 def _changes(kind: bytes, message: bytes, relations: dict[int, Relation]) -> Iterator[Change]:

@@ -7,8 +7,9 @@ snapshot, which says which other transactions the rows contain. When the batch h
 told, and knows the snapshot of each range in the end.
 
 The changes ``["changes", ranges]`` are one split, with the ranges as ``pack_ranges`` returns them. The server's slot
-keeps the changes until a checkpoint covers them. A position is the place in the server's log behind a commit. A change
-is left out if the range that its key belongs to was read with it, that is, if its transaction is visible in the
+keeps the changes until a checkpoint covers them. A position is a place in the server's log: what was committed before
+it is read. Inside of a large transaction, it is ``[place, commit, count]``: so many of its changes are read too. A
+change is left out if the range that its key belongs to was read with it, that is, if its transaction is visible in the
 snapshot of the range. So the hand-over is exact, without locks, and although each range was read at another time.
 """
 
@@ -24,12 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from protocol.describing import show
 from spark_bridge.common.conninfo import connect
 from spark_bridge.sources.errors import SourceDataLost
-from spark_bridge.sources.postgres.pgoutput import UNCHANGED, Change, Column, Relation, Transaction, transactions
-from spark_bridge.sources.postgres.ranges import unpack_ranges
+from spark_bridge.sources.postgres.pgoutput import UNCHANGED, Change, Column, Decoder, Transaction
+from spark_bridge.sources.postgres.ranges import ordered, unpack_ranges
+from spark_bridge.sources.postgres.stream import ChangeStream, lsn_text
 from spark_bridge.sources.postgres.table import (
     TableFacts,
     look,
@@ -42,14 +45,29 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
-CHANGES_MAX = 5_000
-"""How many changes are asked for in one query, at first."""
+BATCH_BYTES = 4 * 2**20
+"""How large the messages are, about, whose changes make one batch at most, unless a single one is larger."""
 PATIENCE_S = 60.0
 """How long a server that cannot be reached is waited for."""
-IDLE_LOG_BYTES = 16 * 2**20
+TAKE_OVER_S = 2.0
+"""After so long, the session that has the slot is taken for that of an attempt that was lost with its machine."""
+IDLE_LOG_BYTES = 2**20
 """After so much log without changes of this table, the position moves on, so that the server can drop it."""
 RANGE_READ = "headgate/postgres-range-read"
 CHANGES_READ = "headgate/postgres-changes-read"
+
+
+_FORMATS = {
+    "timezone": "UTC",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+}
+"""The settings of the server that say how it writes values, with those that are read."""
+_Row = tuple[str, int, dict[str, Any]]
+"""What happened to it, where in the log, and its values as texts."""
+_IN_TRANSACTION = {**_FORMATS, "idle_in_transaction_session_timeout": "0", "transaction_timeout": "0"}
 
 
 @dataclass(frozen=True)
@@ -80,13 +98,15 @@ class PostgresSettings:
     def name(self) -> sql.Identifier:
         return sql.Identifier(*self.table)
 
-    def connect(self) -> psycopg.Connection:
-        """Open a connection whose texts do not depend on the server's settings. Raises ``OperationalError``."""
-        options = "-c timezone=UTC -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
-        options += " -c extra_float_digits=1"
-        return connect(
-            self.conninfo, autocommit=True, application_name="headgate", options=options, client_encoding="utf8"
-        )
+    def stream(self, start: int) -> ChangeStream:
+        """Open a stream of changes, whose texts do not depend on the server's settings. Raises ``psycopg.Error``."""
+        options = " ".join(f"-c {name}={value}" for name, value in _FORMATS.items())
+        connection = connect(self.conninfo, autocommit=True, replication="database", options=options)
+        try:
+            return ChangeStream(connection, str(self.slot), self.publication, start)
+        except psycopg.Error:
+            connection.close()
+            raise
 
 
 def check_table(connection: psycopg.Connection, found: TableFacts | None, table: tuple[str, str], oid: Any) -> None:
@@ -123,6 +143,13 @@ def check_published(
     )
 
 
+def free_slot(connection: psycopg.Connection, slot: str) -> None:
+    """End the session that reads from the slot, if there is one, and wait until it has ended."""
+    connection.execute(
+        "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = %s", (slot,)
+    )
+
+
 def changes_read_event(until: int) -> list[Any]:
     """All changes before this place in the log are read, and a bounded source ends there."""
     return [CHANGES_READ, until]
@@ -141,9 +168,11 @@ class PostgresReader(SplitReader):
         self.rate_limit_per_s = rate_limit_per_s
         self._connection: psycopg.Connection | None = None
         self._identity: list[Any] = [settings.oid, None, None]  # number, place in the publication, slot
-        self._position = 0  # of the changes
+        self._stream: ChangeStream | None = None
+        self._decoder = Decoder()
+        self._place = 0  # what was committed before it has been handed on
+        self._inside: tuple[int, int] | None = None  # a transaction, and how many of its changes were handed on too
         self._at_checkpoints: dict[int, int] = {}
-        self._changes_max = CHANGES_MAX
         self._failing_since: float | None = None
         self._log_end = 0  # when it was last looked at
         self._looked_to = 0  # there is no change before that is not handed on
@@ -160,7 +189,7 @@ class PostgresReader(SplitReader):
         """Rows of the table, as if each range were full; then the bytes of the server's log behind the position."""
         if split[0] == "range":
             return self._settings.range_rows if position is None else 0
-        return max(0, self._log_end - max(self._position, self._looked_to)) if self._log_end else None
+        return max(0, self._log_end - max(self._place, self._looked_to)) if self._log_end else None
 
     def _reported(self, split: Any) -> Any:
         return split if split[0] == "range" else split[:1]
@@ -169,6 +198,12 @@ class PostgresReader(SplitReader):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        self._close_stream()
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
     # --- a range of the table -------------------------------------------------------------------------------------
 
@@ -178,7 +213,12 @@ class PostgresReader(SplitReader):
         if snapshot is None:
             snapshot, rows = self._select(low, high)
             values = {column: [row[at] for row in rows] for at, column in enumerate(self._settings.columns)}
-            yield snapshot, self._batch(values, ["r"] * len(rows), [0] * len(rows))
+            try:
+                yield snapshot, self._batch(values, ["r"] * len(rows), [0] * len(rows))
+            except GeneratorExit:
+                with suppress(Exception):  # what comes after this stage has returned early, or the task has failed
+                    self.context.send_event_nowait(range_read_event(low, high, snapshot))
+                raise
         self.context.send_event(range_read_event(low, high, snapshot))
 
     def _select(self, low: str | None, high: str | None) -> tuple[str, list[tuple[Any, ...]]]:
@@ -196,8 +236,13 @@ class PostgresReader(SplitReader):
             sql.SQL(" AND ").join(wanted) if wanted else sql.SQL("true"),
             key,
         )
-        with settings.connect() as connection, connection.transaction():
+        with connect(settings.conninfo, autocommit=True) as connection, connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            # The settings end with the transaction, because a pooler may give the session to others after it.
+            connection.execute(
+                "SELECT set_config(key, value, true) FROM jsonb_each_text(%s) JOIN pg_settings ON name = lower(key)",
+                (Jsonb(_IN_TRANSACTION),),
+            )
             unlocked = (psycopg.errors.WrongObjectType, psycopg.errors.InsufficientPrivilege)  # a foreign table, say
             with suppress(*unlocked), connection.transaction():  # so that the columns are still these when it is read
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(settings.name))
@@ -219,72 +264,140 @@ class PostgresReader(SplitReader):
     # --- changes --------------------------------------------------------------------------------------------------
 
     def _read_changes(
-        self, ranges: bytes | list[Any], position: int | None, identity: list[int] | None = None
+        self, ranges: bytes | list[Any], position: int | list[int] | None, identity: list[int] | None = None
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         self._identity = identity or [self._settings.oid, None, None]
-        covered = _Ranges(self._settings.key_type, ranges)
-        self._position = position or 0
+        covered = _Ranges(ranges)
+        self._place, *inside = position if isinstance(position, list) else [position or 0]
+        self._inside = (inside[0], inside[1]) if inside else None
         until: int | None = None  # if it is bounded, where the log ended when it was asked first
         while True:
-            if (seen := self._peek_if_reachable()) is None:
+            has_found = False
+            try:
+                log_end = self._look()
+                if until is None and self._settings.bounded:
+                    until = log_end
+                for batch in self._new_batches(log_end, until, covered):
+                    if batch is not None:
+                        has_found, self._failing_since = True, None
+                    yield None if batch is None else (self._position, batch)
+            except (psycopg.OperationalError, psycopg.errors.ObjectInUse) as error:
+                self._lose(error)
                 yield None
                 continue
-            log_end, found = seen
-            if until is None and self._settings.bounded:
-                until = log_end
-            due = [one for one in found if until is None or one.end <= until]
-            for batch in self._batches(due, covered):
-                yield self._position, batch
-            if until is not None and (not found or len(due) < len(found)):
-                self.context.send_event(changes_read_event(until))
+            self._failing_since = None
+            self._looked_to = log_end
+            if until is not None:
+                self._close_stream()  # frees the slot for the run after this one
+                self._place, self._inside = max(until, self._place), None
+                self.context.send_event(changes_read_event(self._place))
                 return
-            if not found:
+            if not has_found:
                 yield self._idle(log_end)
 
+    @property
+    def _position(self) -> int | list[int]:
+        return self._place if self._inside is None else [self._place, *self._inside]
+
     def _idle(self, log_end: int) -> tuple[Any, pyarrow.RecordBatch] | None:
-        if log_end - self._position <= IDLE_LOG_BYTES:
+        if log_end - self._place <= IDLE_LOG_BYTES:
             return None
-        self._position = log_end
-        return self._position, self._batch({}, [], [])
+        self._place, self._inside = log_end, None
+        return self._place, self._batch({}, [], [])
 
-    def _peek_if_reachable(self) -> tuple[int, list[Transaction]] | None:
-        """What ``_peek`` returns; None while the server cannot be reached, which is waited for."""
-        try:
-            seen = self._peek()
-        except (psycopg.OperationalError, psycopg.errors.ObjectInUse):
-            self.close()  # the server is restarting, or the session of a dead attempt has the slot for a moment
-            self._failing_since = self._failing_since or time.monotonic()
-            if time.monotonic() - self._failing_since > PATIENCE_S:
-                raise
-            return None
-        self._failing_since = None
-        self._log_end, found = seen
-        if not found:
-            self._looked_to = self._log_end
-        return seen
+    def _lose(self, error: psycopg.Error) -> None:
+        """Close what was open after an error of the server, which is tried again for a while."""
+        self.close()
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        if now - self._failing_since > PATIENCE_S:
+            raise error
+        if isinstance(error, psycopg.errors.ObjectInUse) and now - self._failing_since > TAKE_OVER_S:
+            with suppress(psycopg.Error), connect(self._settings.conninfo, autocommit=True) as connection:
+                free_slot(connection, str(self._settings.slot))
 
-    def _peek(self) -> tuple[int, list[Transaction]]:
-        """Return where the log ended before, and the transactions behind the position, oldest first."""
+    def _look(self) -> int:
+        """Return where the log ends, after a check that all of it can be read; so the changes are, from now on."""
         if self._connection is None:
-            self._connection = self._settings.connect()
-            self._check_slot(self._connection)
-            self._check_outside(self._connection)
+            self._connection = connect(self._settings.conninfo, autocommit=True)
         # What is written and not flushed yet, such as a commit that nobody waits for, is not decoded yet either.
         (log_end,) = self._connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint").fetchone() or (0,)
+        if self._stream is None:
+            self._check_slot(self._connection)
+        if self._stream is None or log_end != self._looked_to:
+            self._check_outside(self._connection)
+        if self._stream is None:
+            self._decoder = Decoder()
+            self._stream = self._settings.stream(self._place)
+        self._log_end = log_end
+        return int(log_end)
+
+    def _new_batches(self, log_end: int, until: int | None, covered: _Ranges) -> Iterator[pyarrow.RecordBatch | None]:
+        """Read to ``log_end``, or to ``until`` at most, and to the end of a transaction; None if the server is silent.
+
+        Moves the position with each batch, which has whole transactions, if they are not too large.
+        """
+        rows: list[_Row] = []
+        opened: list[_Row] = []  # those of the transaction whose commit has not come yet
+        size = opened_size = count = 0
+        place, here = self._place, (0, 0)
+        for sent in self._sent(log_end, until):
+            if sent is None:
+                yield None
+                continue
+            transaction = self._decoder.transaction
+            for change in sent[1]:
+                assert transaction is not None, "changes come between the begin and the commit of a transaction"
+                count += 1
+                here = (transaction.commit, count)
+                if self._inside is None or here > self._inside:
+                    opened += self._rows(transaction, change, covered)
+            opened_size += sent[0]
+            if transaction is None:
+                rows += opened
+                size += opened_size
+                opened, opened_size, count = [], 0, 0
+                place = max(place, self._decoder.end)
+            rows_max = self._settings.batch_rows
+            if rows and (len(rows) + len(opened) >= rows_max or size + opened_size >= BATCH_BYTES):
+                self._place, self._inside = place, None
+                yield self._batch_of(rows)
+                rows, size = [], 0
+            if opened and (len(opened) > rows_max or opened_size >= BATCH_BYTES):
+                self._place, self._inside = place, here
+                yield self._batch_of(opened)
+                opened, opened_size = [], 0
+        if rows:
+            self._place, self._inside = place, None
+            yield self._batch_of(rows)
+
+    def _sent(self, log_end: int, until: int | None) -> Iterator[tuple[int, list[Change]] | None]:
+        """Yield how large each message is, with the changes of the table in it; None if the server is silent."""
+        assert self._stream is not None, "a look has opened it"
+        stream, decoder, checked = self._stream, self._decoder, None
+        stream.report(asks=stream.sent_to < log_end)
         while True:
-            messages = [
-                bytes(data)
-                for (data,) in self._connection.execute(
-                    "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, %s, 'proto_version', '1', "
-                    "'publication_names', %s)",
-                    (self._settings.slot, self._changes_max, self._settings.publication),
-                )
-            ]
-            self._check_outside(self._connection)  # after it: what was there at the end of the log is known to match
-            found = [one for one in transactions(messages) if one.end > self._position]
-            if found or len(messages) < self._changes_max:
-                return log_end, found
-            self._changes_max *= 2  # all of these were read, but no checkpoint covers them yet
+            before = decoder.transaction
+            is_behind = before is not None or stream.sent_to < log_end
+            message = stream.receive(waits=is_behind)
+            if message is None and not is_behind:
+                return
+            changes = [one for one in decoder.changes(message or b"") if one.relation.number == self._identity[0]]
+            for change in changes:
+                if change.relation is not checked:
+                    self._check_columns(change.relation.columns, self._at(change))
+                    checked = change.relation
+            if until is not None and decoder.transaction is not None and decoder.transaction.commit >= until:
+                return
+            yield None if message is None else (len(message), changes)
+            if before is not None and decoder.transaction is None:
+                stream.sent_to = max(stream.sent_to, decoder.end)
+                if stream.sent_to >= log_end:
+                    return
+
+    def _batch_of(self, rows: list[_Row]) -> pyarrow.RecordBatch:
+        columns = {name: [values.get(name) for _, _, values in rows] for name in self._settings.columns}
+        return self._batch(columns, [op for op, _, _ in rows], [lsn for _, lsn, _ in rows])
 
     def _check_outside(self, connection: psycopg.Connection) -> None:
         """The table is the one that was copied, and all of its changes come."""
@@ -307,47 +420,31 @@ class PostgresReader(SplitReader):
             what = "is gone"
         elif found[1] == "lost":
             what = "has lost changes, because max_slot_wal_keep_size was too small for the time without checkpoints"
-        elif (begin := self._position or self._identity[2]) and found[0] > begin:
+        elif (begin := self._place or self._identity[2]) and found[0] > begin:
             what = "has moved on past the checkpoint that was restored, which is not the newest one"
         else:
+            self._place = self._place or found[0]
             return
         raise SourceDataLost(
             f"the replication slot {self._settings.slot!r} {what}: changes of {'.'.join(self._settings.table)} cannot "
             "be read any more. Restore the newest checkpoint, or start again without one to copy the table again"
         )
 
-    def _batches(self, found: Sequence[Transaction], covered: _Ranges) -> Iterator[pyarrow.RecordBatch]:
-        """Whole transactions, about ``batch_rows`` rows in a batch; moves the position."""
-        rows: list[tuple[str, int, dict[str, Any]]] = []
-        checked: Relation | None = None
-        for one in found:
-            for change in one.changes:
-                if change.relation.number == self._identity[0]:
-                    if change.relation is not checked:
-                        self._check_columns(change.relation.columns, self._at(change))
-                        checked = change.relation
-                    rows += [(op, one.end, values) for op, values in self._rows(one.xid, change, covered)]
-            self._position = one.end
-            if len(rows) >= self._settings.batch_rows or (one is found[-1]):
-                columns = {name: [values.get(name) for _, _, values in rows] for name in self._settings.columns}
-                yield self._batch(columns, [op for op, _, _ in rows], [lsn for _, lsn, _ in rows])
-                rows = []
-
     def _at(self, change: Change) -> str:
         key = self._settings.key
         value = (change.new or change.old).get(key)
         return f", at the change of the row with {key} = {value}" if value is not None else ", at a change"
 
-    def _rows(self, xid: int, change: Change, covered: _Ranges) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _rows(self, transaction: Transaction, change: Change, covered: _Ranges) -> Iterator[_Row]:
         """The rows that a change makes: a change of the key deletes one row and inserts another."""
-        key = self._settings.key
+        key, (lsn, xid) = self._settings.key, transaction
         if change.op == "t":
             if covered.any_has(xid):
                 raise SourceDataLost(
                     f"{'.'.join(self._settings.table)} was emptied with TRUNCATE while it was being copied: start "
                     "again without a checkpoint"
                 )
-            yield "t", {}
+            yield "t", lsn, {}
             return
         for column in self._settings.columns:
             if change.new.get(column) is UNCHANGED:
@@ -360,15 +457,15 @@ class PostgresReader(SplitReader):
             change.old.get(column) not in (None, change.new.get(column)) for column in self._settings.identity
         )
         if (change.op == "d" or moved) and not covered.has(change.old[key], xid):
-            yield "d", change.old
+            yield "d", lsn, change.old
         if change.op != "d" and not covered.has(change.new[key], xid):
-            yield "i" if moved else change.op, change.new
+            yield "i" if moved else change.op, lsn, change.new
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
-        if self._position:
-            self._at_checkpoints[checkpoint_id] = self._position
+        if self._place:
+            self._at_checkpoints[checkpoint_id] = self._place
         return super().snapshot_state(checkpoint_id)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
@@ -376,16 +473,13 @@ class PostgresReader(SplitReader):
         position = self._at_checkpoints.pop(checkpoint_id, None)
         for older in [one for one in self._at_checkpoints if one < checkpoint_id]:
             del self._at_checkpoints[older]
-        if position is None or self._connection is None:
-            return
-        try:
-            self._connection.execute(
-                "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self._settings.slot, lsn_text(position))
-            )
-        except psycopg.Error:
-            self.close()  # the next checkpoint tries again
-        else:
-            self._changes_max = CHANGES_MAX
+        with suppress(psycopg.Error):  # the next checkpoint tries again
+            if position is not None and self._stream is not None:
+                self._stream.confirm(position)
+            elif position is not None and self._connection is not None:
+                self._connection.execute(
+                    "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", (self._settings.slot, lsn_text(position))
+                )
 
     # --- Arrow ----------------------------------------------------------------------------------------------------
 
@@ -448,24 +542,18 @@ def _array(texts: list[str | None], type_: pyarrow.DataType) -> pyarrow.Array:
     return pyarrow.array(texts, pyarrow.string()).cast(type_)
 
 
-def lsn_text(position: int) -> str:
-    """A place in the log as PostgreSQL writes it."""
-    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
-
-
 class _Ranges:
     """Which transactions the rows of each range contain."""
 
-    def __init__(self, key_type: str, ranges: bytes | list[Any]) -> None:
-        self._number = int if key_type in ("smallint", "integer", "bigint") else str
+    def __init__(self, ranges: bytes | list[Any]) -> None:
         highs, snapshots = unpack_ranges(ranges)
-        self._highs = [self._number(high) for high in highs if high is not None]  # the last one has none
+        self._highs = [ordered(high) for high in highs if high is not None]  # the last one has none
         parsed = {snapshot: _Snapshot.parse(str(snapshot)) for snapshot in set(snapshots)}
         self._snapshots = [parsed[snapshot] for snapshot in snapshots]
 
     def has(self, key: str, xid: int) -> bool:
         """Whether the range of the key was read with this transaction."""
-        return bool(self._snapshots) and self._snapshots[bisect_left(self._highs, self._number(key))].shows(xid)
+        return bool(self._snapshots) and self._snapshots[bisect_left(self._highs, ordered(key))].shows(xid)
 
     def any_has(self, xid: int) -> bool:
         return any(snapshot.shows(xid) for snapshot in self._snapshots)
@@ -486,6 +574,8 @@ class _Snapshot:
 
     def shows(self, xid: int) -> bool:
         """Whether the transaction is visible. ``xid`` has 32 bits, and belongs to the epoch that is nearest."""
+        if not self.end:
+            return False  # nothing was read
         whole = (self.end & ~0xFFFFFFFF) | xid
         if whole - self.end > 1 << 31:
             whole -= 1 << 32

@@ -18,7 +18,7 @@ from actors.logs import get_logger
 from headgate.errors import SinkDataLost
 from headgate.sinks import Committable, PostgresSink, SinkCommitterContext, SinkWriterContext
 from spark_bridge.sinks.two_phase.errors import SinkCommitFailed, SinkMisused
-from tests.postgres import Postgres
+from tests.postgres import PgBouncer, Postgres
 
 NAMES = ["orders", "returns"]
 
@@ -118,6 +118,95 @@ def test_with_a_key_the_last_row_counts_in_the_order_of_checkpoints_and_rows(
         (2, "second", None),
         (3, "stays", Decimal(1)),
     ]
+
+
+CHANGES: dict[str, tuple[list[tuple[str, Any, Any]], dict[int, str]]] = {
+    "a deletion": ([("d", 1, None)], {2: "b"}),
+    "deleted and inserted again": ([("d", 1, None), ("i", 1, "again")], {1: "again", 2: "b"}),
+    "inserted and deleted": ([("i", 3, "c"), ("u", 3, "d"), ("d", 3, None)], {1: "a", 2: "b"}),
+    "another key": ([("d", 1, None), ("i", 7, "a")], {2: "b", 7: "a"}),
+    "keys that are exchanged": ([("d", 1, None), ("i", 2, "a"), ("u", 1, "b")], {1: "b", 2: "a"}),
+    "a row that is not there": ([("d", 9, None), ("u", 8, "h")], {1: "a", 2: "b", 8: "h"}),
+    "emptied": ([("i", 3, "c"), ("t", None, None)], {}),
+    "emptied twice, and filled": ([("t", None, None), ("i", 3, "c"), ("t", None, None), ("i", 4, "d")], {4: "d"}),
+    "a row that was read": ([("r", 1, "copied")], {1: "copied", 2: "b"}),
+}
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2])
+@pytest.mark.parametrize("case", CHANGES)
+def test_changes_are_carried_to_the_table_as_they_are(
+    postgres: Postgres, database: psycopg.Connection, case: str, checkpoints: int
+) -> None:
+    """Whether a checkpoint has all of them, or the commit of two checkpoints has."""
+    changes, expected = CHANGES[case]
+    database.execute("INSERT INTO shop.orders VALUES (1, 'a'), (2, 'b')")
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id", "what"], key=["id"], op_column="op")
+    driver, task = committer(sink), Task(sink)
+    rows = [{"op": op, "id": id_, "what": what} for op, id_, what in changes]
+    parts = [*task.prepare(*rows[:1]), *task.prepare(*rows[1:])] if checkpoints == 2 else task.prepare(*rows)
+    for _ in range(2):  # a replay changes nothing
+        driver.commit(parts)
+        assert dict(database.execute("SELECT id, what FROM shop.orders").fetchall()) == expected
+    task.close()
+    assert list(driver.prepared()) == []
+
+
+def test_a_deletion_finds_the_row_that_the_index_finds(postgres: Postgres, database: psycopg.Connection) -> None:
+    """In a collation without case, and by all columns of the key; another unique column may take over its value."""
+    database.execute("CREATE COLLATION shop.ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    database.execute(
+        'CREATE TABLE shop.users (name text COLLATE shop.ci, "of" int, mail text UNIQUE, PRIMARY KEY (name, "of"))'
+    )
+    database.execute("INSERT INTO shop.users VALUES ('Anna', 1, 'anna@'), ('Anna', 2, 'other@')")
+    sink = PostgresSink(postgres.conninfo, "shop.users", ["name", "of", "mail"], key=["name", "of"], op_column="what")
+    driver, task = committer(sink), Task(sink)
+    driver.commit(
+        task.prepare(
+            {"name": "ANNA", "of": 1, "mail": "new@", "what": "u"},
+            {"name": "anna", "of": 1, "what": "d"},
+            {"name": "Bert", "of": 1, "mail": "anna@", "what": "i"},
+        )
+    )
+    task.close()
+    found = database.execute("SELECT * FROM shop.users ORDER BY mail").fetchall()
+    assert found == [("Bert", 1, "anna@"), ("Anna", 2, "other@")]
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"id": 1, "op": "x"}, "op_column has 'x': write r, i or u for a row"),
+        ({"id": 1}, "op_column has None"),
+        ({"op": "d", "what": "a"}, "'id' is in the key and NULL"),
+        ({"id": 1, "op": "d", "lsn": 7}, r"no columns \['lsn'\]"),
+    ],
+)
+def test_a_change_that_does_not_say_what_to_do_is_refused(
+    postgres: Postgres, database: psycopg.Connection, record: Any, text: str
+) -> None:  # H171
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id", "what"], key=["id"], op_column="op")
+    committer(sink)
+    task = Task(sink)
+    with pytest.raises(ValueError, match=text):
+        task.prepare(record)
+    task.close()
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_a_task_survives_that_the_server_ends_its_idle_session(
+    postgres: Postgres, database: psycopg.Connection, mode: Any
+) -> None:  # H170
+    """As with ``idle_session_timeout``, between two checkpoints with rows."""
+    sink = PostgresSink(postgres.conninfo, "shop.orders", ["id"], mode=mode)
+    driver, task = committer(sink), Task(sink)
+    for number in range(3):
+        driver.commit(task.prepare((number,)))
+        database.execute(
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'headgate'"
+        )
+    task.close()
+    assert database.execute("SELECT id FROM shop.orders ORDER BY id").fetchall() == [(0,), (1,), (2,)]
 
 
 @pytest.mark.parametrize("mode", ["staged", "prepared"])
@@ -275,6 +364,8 @@ def test_prepared_transactions_that_are_switched_off_fail_the_start() -> None:  
     [
         ({"columns": []}, "list of names"),
         ({"columns": ["id"], "key": ["id"], "mode": "prepared"}, 'use mode="staged"'),
+        ({"columns": ["id"], "op_column": "op"}, "pass key= too"),
+        ({"columns": ["id", "op"], "key": ["id"], "op_column": "op"}, "leave 'op' out of columns"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
@@ -305,6 +396,19 @@ def test_a_task_leaves_nothing_in_a_session_that_a_pooler_gives_to_others(
     assert session.execute("SELECT statement FROM pg_prepared_statements").fetchall() == []
     assert session.execute(limits).fetchall() == database.execute(limits).fetchall()
     task.close()
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_rows_are_written_through_a_pooler(
+    postgres: Postgres, database: psycopg.Connection, pooler: PgBouncer, mode: Any
+) -> None:  # H170
+    sink = PostgresSink(pooler.conninfo, "shop.orders", ["id"], mode=mode)
+    driver, tasks = committer(sink), [Task(sink, attempt) for attempt in range(2)]
+    for number in range(8):  # psycopg prepares what it executes for the sixth time
+        driver.commit([part for task in tasks for part in task.prepare((2 * number + tasks.index(task),))])
+    for task in tasks:
+        task.close()
+    assert database.execute("SELECT array_agg(id ORDER BY id) FROM shop.orders").fetchone() == (list(range(16)),)
 
 
 def test_a_long_name_of_a_sink_still_fits_into_its_transactions(
