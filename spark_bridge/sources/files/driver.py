@@ -50,7 +50,8 @@ class FileSource(Source):
         format: ``"json"``, ``"csv"`` or ``"parquet"``; by default what the files' names say. Names that end with
             ``.gz`` and the like are decompressed.
         schema: the columns that are read, as a ``pyarrow.Schema``. By default that of the first file, for JSON and CSV
-            that of its first block, which is then read on the driver.
+            that of its first block, which is then read on the driver. Names of folders below the URL, such as
+            ``day=2026-01-01``, are columns too, by default of strings. A file with more columns is then refused.
         discover_every_s: look for new files so often, in seconds. Then the source never ends. By default it reads the
             files that exist when the run begins and, in streaming mode, in later runs those that have come since.
         forget_after_s: with ``discover_every_s``, the source remembers what it has found with 15 bytes for each split.
@@ -64,7 +65,7 @@ class FileSource(Source):
         csv_options: how CSV files are written, by the names of the options in ``pyarrow.csv.ReadOptions``,
             ``ParseOptions`` and ``ConvertOptions``: for example ``{"quote_char": "'", "encoding": "latin-1"}``,
             ``{"column_names": ["id", "name"]}`` for files without a header, or ``{"null_values": ["", "NA"]}``. By
-            default only nothing between two delimiters is NULL, and only in columns that are not strings.
+            default only nothing between two delimiters is NULL, and ``""`` is an empty text.
         rate_limit_per_s: how many rows all tasks together read in a second; None for no limit.
         options: the arguments for the filesystem, such as credentials.
 

@@ -53,8 +53,8 @@ class FileFormat:
         new = list(not_in(found, self.arrow_schema)) if self.inferred else []
         if new:
             raise ValueError(
-                f"it has {', '.join(map(repr, new))}, which the head of the first file does not have: pass schema= with "
-                "all columns that are to be read"
+                f"it has {', '.join(map(repr, new))}, which the head of the first file does not have: pass schema= "
+                "with all columns that are to be read"
             )
 
 

@@ -25,13 +25,14 @@ def perhaps_changed(wanted: Any) -> str:
 
 
 def changes(number: Decimal, wanted: Any) -> bool:
-    """Whether a floating-point type, written with as few digits as identify it, would make another number of it."""
+    """Whether a floating-point type, written with as many digits, would be another number."""
     import pyarrow
 
-    kept: str = repr(float(number))
-    if not pyarrow.types.is_float64(wanted):
-        kept = pyarrow.scalar(float(number), wanted).cast(pyarrow.string()).as_py()
-    return number.is_finite() and Decimal(kept) != number
+    if not number.is_finite():
+        return False
+    digits = "".join(map(str, number.as_tuple().digits)).rstrip("0")
+    kept = pyarrow.scalar(float(number), wanted).as_py()
+    return Decimal(f"{kept:.{max(0, len(digits) - 1)}e}") != number
 
 
 def decimal_for(numbers: Iterable[Decimal]) -> Any:

@@ -76,9 +76,8 @@ class FileReader(SplitReader):
             in_file = replace(file_format, schema=schema.serialize().to_pybytes())
             for after, table in self._read(file, in_file, start, end, position):
                 file_format.check_known(table.schema)
-                for one, value in in_folders:
-                    table = _with_value(table, one, value)
-                yield after, conform(table, file_format.arrow_schema, utc_is_named=not file_format.inferred)
+                whole = _with_values(table, in_folders)
+                yield after, conform(whole, file_format.arrow_schema, utc_is_named=not file_format.inferred)
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
@@ -97,18 +96,19 @@ def _value(text: str | None, field: pyarrow.Field) -> Any:
         raise ValueError(f"column {field.name!r} is {text!r} in the name of a folder: {error}") from error
 
 
-def _with_value(table: Any, field: pyarrow.Field, value: Any) -> Any:
-    """The table with the column that a folder names. A file may have it, too, and then says the same."""
+def _with_values(table: Any, in_folders: list[tuple[pyarrow.Field, Any]]) -> Any:
+    """The table with the columns that folders name. A file may have them, too, and then says the same."""
     from pyarrow import repeat
 
-    column, place = repeat(value, table.num_rows), table.schema.get_field_index(field.name)
-    if place < 0:
-        return table.append_column(field, column)
-    if table.column(place).to_pylist() != column.to_pylist():
-        raise ValueError(
-            f"column {field.name!r} is {value} in the name of a folder, and something else in the file: pass schema= "
-            "with this column, and the folder counts, or read the files of each folder separately"
-        )
+    for field, value in in_folders:
+        column, place = repeat(value, table.num_rows), table.schema.get_field_index(field.name)
+        if place < 0:
+            table = table.append_column(field, column)
+        elif table.column(place).to_pylist() != column.to_pylist():
+            raise ValueError(
+                f"column {field.name!r} is {value} in the name of a folder, and something else in the file: pass "
+                "schema= with this column, and the folder counts, or read the files of each folder separately"
+            )
     return table
 
 
