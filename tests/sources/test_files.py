@@ -355,7 +355,7 @@ def test_the_folder_of_a_table_is_refused(tmp_path: Path) -> None:
         catalog.create_table("shop.orders", table.schema, location=f"{tmp_path}/iceberg").append(table)
     for kind, url in [("a Delta", "delta"), ("an Iceberg", "iceberg"), ("a Delta", "d*/*"), ("an Iceberg", "ice*")]:
         source = FileSource(f"{tmp_path}/{url}", "parquet")
-        with pytest.raises(ValueError, match=f"there is {kind} table in .*: its folder has files with rows that were del"):
+        with pytest.raises(ValueError, match=f"there is {kind} table in .*: its folder has files with rows"):
             _ = source.schema
     write(tmp_path / "metadata.json", rows(1))
     assert len(table_of(FileSource(f"{tmp_path}/metadata.json"))) == 1
@@ -363,7 +363,7 @@ def test_the_folder_of_a_table_is_refused(tmp_path: Path) -> None:
 
 def test_an_interval_in_parquet_is_refused_unless_it_is_left_out(tmp_path: Path) -> None:  # H171
     duckdb.sql(f"COPY (SELECT 1 AS n, [INTERVAL '1 month'] AS i) TO '{tmp_path}/a.parquet' (FORMAT parquet)")
-    with pytest.raises(ValueError, match="column 'i' is an interval of months, days and milliseconds, .*: pass schema="):
+    with pytest.raises(ValueError, match=r"column 'i' is an interval of months, .*: pass schema="):
         _ = FileSource(str(tmp_path)).schema
     assert table_of(FileSource(str(tmp_path), schema=pyarrow.schema([("n", pyarrow.int32())]))) == [{"n": 1}]
 

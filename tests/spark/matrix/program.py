@@ -26,10 +26,18 @@ import psycopg
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from headgate import Sidecar, SidecarConfig, chain
-from headgate.sinks import DeltaSink, IcebergSink, PostgresSink, TwoPhaseSink
+from headgate.sinks import (
+    DeltaSink,
+    IcebergSink,
+    PostgresSink,
+    TwoPhaseSink,
+    TwoPhaseSinkCoordinator,
+    TwoPhaseSinkOperator,
+)
 from headgate.sources import FileSource, PostgresSource, Source
 from tests.spark.conftest import start_spark
 from tests.spark.matrix.values import ORIGINAL, comparable
@@ -58,6 +66,7 @@ BY_SPARK: dict[tuple[str, str], tuple[Callable[[Any, str], None], set[str]]] = {
         ALL - {"id", "text", *IN_FOLDERS},
     ),
 }
+OMITTED = {key: one[1] for written in (FILES, BY_SPARK) for key, one in written.items()}
 CSV_OF_SPARK = {"escape_char": "\\"}
 IN_EACH_ZONE = {("pyarrow", "parquet"), ("Spark, INT96", "parquet"), ("Spark", "csv"), ("Spark", "jsonl")}
 """What is read with ``spark.read`` in each zone. Each of the others is read so in one of them, and in a task in all."""
@@ -119,7 +128,8 @@ def verdicts(found: pa.Table, original: pa.Table) -> dict[str, str]:
 def read_here(path: str, options: dict[str, Any]) -> pa.Table:
     source = FileSource(path, **options)
     reader = source.operator()
-    return pa.Table.from_batches([batch for split in source.splits() for _, batch in reader.read_from(split, None)])
+    items = (item for split in source.splits() for item in reader.read_from(split, None))
+    return pa.Table.from_batches([item[1] for item in items if item is not None])
 
 
 class Readers:
@@ -131,7 +141,7 @@ class Readers:
         self._number = 0
 
     def in_one_task(self, places: list[tuple[str, dict[str, Any]]]) -> list[pa.Table]:
-        task = self._spark.sparkContext.parallelize(places, 1)
+        task: RDD[Any] = self._spark.sparkContext.parallelize(places, 1)
         return task.map(lambda place: read_here(*place)).collect()
 
     def read(self, path: str, **options: Any) -> pa.Table:
@@ -153,8 +163,9 @@ class Readers:
 
 def read_files(readers: Readers, folder: Path, by_spark: Path, turn: int) -> Outcomes:
     """What becomes of each column of each file, in each way to read it that has its turn."""
-    places, originals = {}, {}
-    for key, (_, omitted) in {**FILES, **BY_SPARK}.items():
+    places: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+    originals: dict[tuple[str, str], pa.Table] = {}
+    for key, omitted in OMITTED.items():
         tool, kind = key
         options = {"csv_options": CSV_OF_SPARK} if key == ("Spark", "csv") else {}
         place = (by_spark if key in BY_SPARK else folder) / tool / kind
@@ -191,15 +202,15 @@ def write_tables(spark: SparkSession, sidecar: Sidecar, folder: Path, own: Path)
     """Read the file with all types into Delta and Iceberg tables, in a job, and read them with each tool."""
     catalog = {"type": "sql", "uri": f"sqlite:///{own}/catalog.db", "warehouse": f"file://{own}"}
     found: Outcomes = {}
-    for kind, omitted in {"Delta": {"clock", "span"}, "Iceberg": {"span"}}.items():
+    for kind, omitted in {"Delta": {"clock", "span"}, "Iceberg": {"span", *FAR}}.items():
         original = ORIGINAL.select([name for name in ORIGINAL.schema.names if name not in omitted])
         source = FileSource(f"{folder}/pyarrow/parquet", schema=original.schema)
         sink: TwoPhaseSink[Any] = DeltaSink(f"{own}/Delta", original.schema)
         if kind == "Iceberg":
             sink = IcebergSink(catalog, "shop.orders", f"file://{own}/Iceberg", original.schema)
-        job = sidecar.coordinate(kind, chain(source=source, sink=sink), parallelism=1)
+        job = sidecar.coordinate(kind, chain(source=source, sink=sink), parallelism=1, mode="streaming")
         tasks = spark.sparkContext.parallelize([0], 1)
-        sidecar.run(lambda job=job, tasks=tasks: tasks.foreachPartition(job.subtask()))
+        sidecar.run(partial(tasks.foreachPartition, job.subtask()))
         if kind == "Delta":
             table = DeltaTable(f"{own}/Delta")
             files = table.file_uris()
@@ -233,8 +244,10 @@ def copy_in_postgres(readers: Readers, spark: SparkSession, sidecar: Sidecar, co
         found = {"SQL|PostgreSQL|spark.read": verdicts(readers.table_of(source), original)}
         sidecar.source("made", source, parallelism=1)
         records = spark.read.format("made").load().rdd
-        job = sidecar.coordinate("copied", PostgresSink(conninfo, "copied", list(POSTGRES)), parallelism=1)
-        sidecar.run(lambda: records.foreachPartition(job.subtask()))
+        sink = PostgresSink(conninfo, "copied", list(POSTGRES))
+        make = partial(TwoPhaseSinkCoordinator, sink)
+        job = sidecar.coordinate("copied", make, parallelism=1, mode="streaming")
+        sidecar.run(lambda: records.foreachPartition(job.subtask(partial(TwoPhaseSinkOperator, sink))))
         for name in POSTGRES:
             other = f"(SELECT id, {name} FROM {{}} EXCEPT SELECT id, {name} FROM {{}})".format
             different = connection.execute(f"{other('made', 'copied')} UNION ALL {other('copied', 'made')}").fetchall()

@@ -15,14 +15,14 @@ _EXACT = Context(prec=100)
 _DAY_US = 86_400_000_000
 _NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _EDGES = [
-    (1, 1, 1),
-    (1883, 11, 18, 12, 3, 57),
-    (2026, 3, 8, 2, 30),
-    (9999, 12, 31, 23, 59, 59, 999999),
-    (1960, 1, 1, 0, 0, 0, 1),
+    "0001-01-01",
+    "1883-11-18 12:03:57",
+    "2026-03-08 02:30:00",
+    "9999-12-31 23:59:59.999999",
+    "1960-01-01 00:00:00.000001",
 ]
 """The first day, the hour in which New York got its zone, one that it skips, the last microsecond, before 1970."""
-NAIVE = [datetime(*one) for one in _EDGES]  # noqa: DTZ001
+NAIVE = [datetime.fromisoformat(one) for one in _EDGES]
 INSTANTS = [one.replace(tzinfo=UTC) for one in NAIVE]
 INSTANT = pa.timestamp("us", "UTC")
 RECENT = [datetime(2026, 3, 8, 7, tzinfo=UTC) + timedelta(milliseconds=one) for one in (-1, 0, 1)]

@@ -43,6 +43,10 @@ def arrow(table: pa.Table) -> pandas.DataFrame:
     return table.to_pandas(types_mapper=pandas.ArrowDtype)
 
 
+def in_polars(table: pa.Table) -> polars.DataFrame:
+    return polars.DataFrame(table)
+
+
 # What each writes, and the columns that it cannot write, or changes itself.
 FILES: dict[tuple[str, str], tuple[Write, set[str]]] = {
     ("pyarrow", "parquet"): (lambda table, path: parquet.write_table(table, path, row_group_size=4), set()),
@@ -66,13 +70,13 @@ FILES: dict[tuple[str, str], tuple[Write, set[str]]] = {
         lambda table, path: arrow(table).to_json(path, orient="records", lines=True, date_format="iso"),
         {"f32", "f64", "odd", "exact", "bytes", "day", "naive", "instant", "span", *NESTED, *FAR},
     ),
-    ("Polars", "parquet"): (lambda table, path: polars.from_arrow(table).write_parquet(path), set()),
+    ("Polars", "parquet"): (lambda table, path: in_polars(table).write_parquet(path), set()),
     ("Polars", "csv"): (
-        lambda table, path: polars.from_arrow(table).write_csv(path),
+        lambda table, path: in_polars(table).write_csv(path),
         {"bytes", "span", *NESTED, *FAR},
     ),
     ("Polars", "jsonl"): (
-        lambda table, path: polars.from_arrow(table).write_ndjson(path),
+        lambda table, path: in_polars(table).write_ndjson(path),
         {"odd", "bytes", "span", "map", *FAR},
     ),
     ("DuckDB", "parquet"): (
@@ -98,7 +102,7 @@ FILES: dict[tuple[str, str], tuple[Write, set[str]]] = {
         ALL - set(FOLDERS.schema.names),
     ),
     ("Polars", "folders"): (
-        lambda table, path: polars.from_arrow(table).write_parquet(polars.PartitionBy(path, key=IN_FOLDERS)),
+        lambda table, path: in_polars(table).lazy().sink_parquet(polars.PartitionBy(str(path), key=IN_FOLDERS)),
         ALL - set(FOLDERS.schema.names),
     ),
     ("DuckDB", "folders"): (
