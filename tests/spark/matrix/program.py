@@ -54,7 +54,9 @@ BY_SPARK: dict[tuple[str, str], tuple[Callable[[Any, str], None], set[str]]] = {
         {"span", *EARLY},
     ),
     ("Spark", "csv"): (
-        lambda frame, path: frame.write.csv(path, header=True),
+        lambda frame, path: frame.write.csv(
+            path, header=True, ignoreLeadingWhiteSpace=False, ignoreTrailingWhiteSpace=False
+        ),
         {"span", "bytes", "naive", "instant", *NESTED, *FAR},
     ),
     ("Spark", "jsonl"): (
@@ -216,7 +218,7 @@ def write_tables(spark: SparkSession, sidecar: Sidecar, folder: Path, own: Path)
             files = table.file_uris()
             tables = {"deltalake": table.to_pyarrow_table(), "Polars": polars.read_delta(f"{own}/Delta").to_arrow()}
         else:
-            iceberg = load_catalog("here", **catalog).load_table("shop.orders")
+            iceberg = load_catalog("headgate", **catalog).load_table("shop.orders")
             files = [one.file.file_path for one in iceberg.scan().plan_files()]
             tables = {
                 "pyiceberg": iceberg.scan().to_arrow(),
