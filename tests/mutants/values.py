@@ -21,12 +21,37 @@ instants-without-a-zone [new; H171]
 numbers-with-leading-zeros [found; H171]
   A postal code that comes after the head of a file loses its zeros.
   @ spark_bridge.sources.files.csv_files:_numbers
-  - wrong = texts.filter(compute.match_substring_regex(texts, LEADING_ZERO)).to_pylist()
+  - wrong = texts.filter(compute.match_substring_regex(texts, NO_NUMBER)).to_pylist() if inferred else []
   + wrong = []
 doubles-round [found; H171]
   A long number in lines of JSON becomes a double.
-  @ spark_bridge.sources.files.json_files:read_json
-  - if file_format.inferred:
+  @ spark_bridge.sources.files.json_files:_check_floats
+  - if not floats or not compute.match_substring_regex(scalar(block, binary()), floats).as_py():
+  + if True:
+an-empty-text-is-null [found; H171]
+  Texts that are empty and NULL are the same in a CSV file.
+  @ spark_bridge.sources.files.csv_files:_made
+  - **DEFAULTS, **options
+  + **DEFAULTS, "quoted_strings_can_be_null": True, **options
+later-fields-are-lost [found; H171]
+  A column that the head of the first file does not have is skipped.
+  @ spark_bridge.sources.files.format:FileFormat.check_known
+  - if self.inferred else []
+  + if False else []
+folders-say-nothing [found; H171]
+  The values in the names of folders are lost.
+  @ spark_bridge.sources.files.task:read_schema
+  - for name in file_format.values_of_folders(path):
+  + for name in ():
+deleted-rows-return [found; H170]
+  The files of a table are read, with the rows that were deleted.
+  @ spark_bridge.sources.files.driver:FileSource.files
+  - for path in found:
+  + for path in ():
+intervals-are-bytes [found; H171]
+  An interval in Parquet arrives as twelve bytes.
+  @ spark_bridge.sources.files.parquet_files:_schema_of
+  - if any(leaf.converted_type == "INTERVAL" for leaf in leaves):
   + if False:
 lossy-casts [found; H171]
   A schema that is narrower than its file changes values.

@@ -15,10 +15,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
 
 from headgate.sinks import FileSink
 from headgate.sources import FileSource
@@ -166,12 +169,25 @@ def test_a_position_in_csv_of_an_earlier_release_is_continued(tmp_path: Path) ->
         ("a.csv", "n\n1.12345678901234567\n1\n", [Decimal("1.12345678901234567"), Decimal(1)]),
         ("a.csv", f"n\n{'9' * 60}\n", ["9" * 60]),
         ("a.csv", "n\n0.1\n1e5\n", [0.1, 1e5]),
+        ("a.csv", "n\n4.9E-324\n0.10000000000000001\n2.98023223876953125E-8\n", [5e-324, 0.1, 2.0**-25]),
         ("a.jsonl", '{"n": 12345678901234567890123}\n{"n": 1}\n', [Decimal("12345678901234567890123"), Decimal(1)]),
         ("a.jsonl", '{"n": 18446744073709551615}\n', [Decimal(2**64 - 1)]),
         ("a.jsonl", '{"n": 0.1}\n{"n": 9007199254740993}\n', [Decimal("0.1"), Decimal(2**53 + 1)]),
         ("a.jsonl", '{"n": "2020-01-01T00:00:00Z"}\n', ["2020-01-01T00:00:00Z"]),
         ("a.jsonl", '{"n": []}\n' * 20 + '{"n": [1]}\n', [[]] * 20 + [[1]]),
         ("a.jsonl", '{"n": {"x": null}}\n' * 20 + '{"n": {"x": 1.5}}\n', [{"x": None}] * 20 + [{"x": 1.5}]),
+        ("a.jsonl", '{"n": {}}\n' * 20 + '{"n": {"x": 1.5}}\n', [{"x": None}] * 20 + [{"x": 1.5}]),
+        ("a.jsonl", '{"n": 1}\n' * 20 + '{"n": 1, "late": null}\n', [1] * 21),
+        ("a.csv", "phone\n+491701234567\n+12\n", ["+491701234567", "+12"]),
+        ("a.csv", "n\n0x1A\n0X1B\n", ["0x1A", "0X1B"]),
+        ("a.csv", "n\n1e400\n1\n", ["1e400", "1"]),
+        ("a.csv", "n\n1e-400\n", ["1e-400"]),
+        ("a.csv", 'n,m\n,1\n"",2\na,3\n', [None, "", "a"]),
+        (
+            "a.csv",
+            "n\n2026-01-01 00:00:00.000001\n9999-12-31 00:00:00\n",
+            ["2026-01-01 00:00:00.000001", "9999-12-31 00:00:00"],
+        ),
     ],
 )
 def test_a_type_that_is_found_out_changes_no_value(tmp_path: Path, name: str, text: str, found: list[Any]) -> None:
@@ -185,10 +201,21 @@ def test_a_type_that_is_found_out_changes_no_value(tmp_path: Path, name: str, te
     [
         ("a.csv", "1\n", "02134\n", "column 'n' has '02134', which the type int64"),
         ("a.csv", "1.5\n", "9007199254740993\n", "column 'n' has '9007199254740993', which the type double"),
-        ("a.jsonl", '{"n": 1.5}\n', '{"n": 9007199254740993}\n', "column 'n' has '9007199254740993', which a double"),
+        (
+            "a.jsonl",
+            '{"n": 1.5}\n',
+            '{"n": 9007199254740993}\n',
+            "column 'n' has '9007199254740993', which its type double",
+        ),
         ("a.jsonl", '{"n": {"x": [1.5]}}\n', '{"n": {"x": [9007199254740993]}}\n', r"column 'n\.x\[\]' has '900719925"),
         ("a.jsonl", '{"n": 1}\n', '{"n": 1.5}\n', "JSON"),
         ("a.jsonl", '{"n": {"x": 9007199254740993.5}}\n', "", "its type is not found out: pass schema="),
+        ("a.csv", "1.5\n", "1e400\n", "column 'n' has '1e400', which the type double"),
+        ("a.csv", "1\n", "0x1A\n", "column 'n' has '0x1A', which the type int64"),
+        ("a.csv", "1\n", "x\n", "column 'n': Failed to parse string: 'x' as a scalar of type int64"),
+        ("a.jsonl", '{"n": 1.5}\n', '{"n": 1e-400}\n', "column 'n' has '1E-400', which its type double"),
+        ("a.jsonl", '{"n": 1}\n', '{"n": 1, "late": 1}\n', "it has 'late', which the head of the first file does not"),
+        ("a.jsonl", '{"n": [{"x": 1}]}\n', '{"n": [{"y": 1}]}\n', r"it has 'n\.y', which the head of the first file"),
     ],
 )
 def test_a_later_value_that_a_found_out_type_would_change_is_refused(
@@ -197,6 +224,37 @@ def test_a_later_value_that_a_found_out_type_would_change_is_refused(
     (tmp_path / name).write_text(("n\n" if name == "a.csv" else "") + head * 20 + later)
     with pytest.raises(ValueError, match=rf"cannot read \S*{name}: .*{words}"):
         table_of(FileSource(str(tmp_path), block_bytes=16))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted", "found"),
+    [
+        ("a.jsonl", '{"n": 9007199254740993}', pyarrow.float64(), "column 'n' has '9007199254740993', which its type"),
+        ("a.jsonl", '{"n": 16777217}', pyarrow.float32(), "column 'n' has '16777217', which its type float would"),
+        ("a.jsonl", '{"n": 0.1}', pyarrow.float32(), pytest.approx(0.1)),
+        ("a.jsonl", '{"n": 9223372036854775807}', pyarrow.int64(), 2**63 - 1),
+        ("a.jsonl", '{"n": 9223372036854775808}', pyarrow.int64(), "couldn't parse:9223372036854775808"),
+        ("a.jsonl", '{"n": "2026-01-01"}', pyarrow.date32(), date(2026, 1, 1)),
+        ("a.jsonl", '{"n": 1767225600000}', pyarrow.date32(), "changed from string to number"),
+        ("a.jsonl", '{"n": "01:02:03.000004"}', pyarrow.time64("us"), "changed from number to string"),
+        ("a.jsonl", '{"n": "AAE="}', pyarrow.binary(), "JSON has no bytes, and the schema has binary: pass schema="),
+        ("a.csv", "n\n9007199254740993", pyarrow.float64(), "column 'n' has '9007199254740993', which the type double"),
+        ("a.csv", "n\n16777217", pyarrow.float32(), "column 'n' has '16777217', which the type float would change"),
+        ("a.csv", "n\n0.1", pyarrow.float32(), pytest.approx(0.1)),
+        ("a.csv", "n\n007", pyarrow.int64(), 7),
+        ("a.csv", "n\n1.555", pyarrow.decimal128(5, 2), "would cause data loss"),
+    ],
+)
+def test_a_declared_type_changes_no_value_either(
+    tmp_path: Path, name: str, text: str, wanted: pyarrow.DataType, found: Any
+) -> None:  # H171
+    (tmp_path / name).write_text(text + "\n")
+    source = FileSource(str(tmp_path), schema=pyarrow.schema([("n", wanted)]))
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=rf"cannot read \S*{name}: .*{found}"):
+            table_of(source)
+    else:
+        assert table_of(source) == [{"n": found}]
 
 
 def test_a_time_of_json_gets_no_zone_and_loses_none(tmp_path: Path) -> None:  # H171
@@ -243,6 +301,102 @@ def test_early_days_in_the_calendar_of_before_1582_are_refused(tmp_path: Path, m
             assert table_of(FileSource(str(tmp_path))) == [{"d": [first]}, {"d": [date(2026, 1, 1)]}]
 
 
+def test_early_days_are_looked_for_beside_years_that_python_does_not_have(tmp_path: Path) -> None:  # H171
+    mark = {b"org.apache.spark.legacyDateTime": b""}
+    for days, refused in [([2**22, 2**22], False), ([-(2**22), 2**22], True)]:
+        table = pyarrow.table({"d": pyarrow.array(days, pyarrow.date32())}).replace_schema_metadata(mark)
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        source = FileSource(str(tmp_path))
+        if refused:
+            with pytest.raises(ValueError, match="column 'd' has -9514-"):
+                batches_of(source.operator(), next(source.splits()))
+        else:
+            ((_, batch),) = batches_of(source.operator(), next(source.splits()))
+            assert batch.column(0).cast(pyarrow.int32()).to_pylist() == days
+
+
+def test_columns_of_parquet_are_told_apart_whatever_their_names_are(tmp_path: Path) -> None:  # H171
+    noon = pyarrow.array([datetime(2026, 1, 1, 12)], pyarrow.timestamp("us"))  # noqa: DTZ001
+    named = {"a.b": noon, "a": pyarrow.array([{"b": 1, "c.d": 2}]), "": pyarrow.array([3])}
+    pyarrow.parquet.write_table(pyarrow.table(named), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    utc = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert table_of(FileSource(str(tmp_path))) == [{"a.b": utc, "a": {"b": 1, "c.d": 2}, "": 3}]
+    one = FileSource(str(tmp_path), schema=pyarrow.schema([("", pyarrow.int8())]))
+    assert table_of(one) == [{"": 3}]
+    twice = pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["n", "n"])
+    pyarrow.parquet.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: it has more than one column of the name n: pass schema="):
+        _ = FileSource(str(tmp_path)).schema
+
+
+def test_a_field_that_a_later_parquet_file_has_more_or_less_is_named(tmp_path: Path) -> None:  # H171
+    pyarrow.parquet.write_table(pyarrow.table({"a": [{"x": 1}]}), tmp_path / "a.parquet")
+    source = FileSource(str(tmp_path))
+    schema = source.schema
+    for later, wrong in [
+        (pyarrow.table({"a": [{"x": 1}], "b": [1]}), "it has 'b', which the head of the first file does not have"),
+        (pyarrow.table({"a": [{"x": 1, "y": 2}]}), r"it has 'a\.y', which the head of the first file does not have"),
+        (pyarrow.table({"a": [{"y": 2}]}), r"it has no 'a\.x': correct the schema"),
+    ]:
+        pyarrow.parquet.write_table(later, tmp_path / "b.parquet")
+        with pytest.raises(ValueError, match=rf"b\.parquet: {wrong}"):
+            table_of(source)
+    pyarrow.parquet.write_table(pyarrow.table({"a": [{"x": 1}], "b": [1]}), tmp_path / "b.parquet")
+    assert table_of(FileSource(str(tmp_path), schema=schema)) == [{"a": {"x": 1}}] * 2, "what was asked for"
+
+
+def test_the_folder_of_a_table_is_refused(tmp_path: Path) -> None:
+    """H170: its files have rows that were deleted."""
+    table = pyarrow.table({"id": [1, 2]})
+    write_deltalake(tmp_path / "delta", table)
+    DeltaTable(tmp_path / "delta").delete("id = 1")
+    with load_catalog("here", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path)) as catalog:
+        catalog.create_namespace("shop")
+        catalog.create_table("shop.orders", table.schema, location=f"{tmp_path}/iceberg").append(table)
+    for kind, url in [("a Delta", "delta"), ("an Iceberg", "iceberg"), ("a Delta", "d*/*"), ("an Iceberg", "ice*")]:
+        source = FileSource(f"{tmp_path}/{url}", "parquet")
+        with pytest.raises(ValueError, match=f"there is {kind} table in .*: its folder has files with rows"):
+            _ = source.schema
+    write(tmp_path / "metadata.json", rows(1))
+    assert len(table_of(FileSource(f"{tmp_path}/metadata.json"))) == 1
+
+
+def test_an_interval_in_parquet_is_refused_unless_it_is_left_out(tmp_path: Path) -> None:  # H171
+    duckdb.sql(f"COPY (SELECT 1 AS n, [INTERVAL '1 month'] AS i) TO '{tmp_path}/a.parquet' (FORMAT parquet)")
+    with pytest.raises(ValueError, match=r"column 'i' is an interval of months, .*: pass schema="):
+        _ = FileSource(str(tmp_path)).schema
+    assert table_of(FileSource(str(tmp_path), schema=pyarrow.schema([("n", pyarrow.int32())]))) == [{"n": 1}]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_what_the_names_of_folders_say_are_columns(tmp_path: Path, name: str) -> None:  # H171
+    for folders in ("shop=a%2Fb%3D/day=02", "shop=__HIVE_DEFAULT_PARTITION__/day=10"):
+        (tmp_path / "in" / folders).mkdir(parents=True)
+        write(tmp_path / "in" / folders / name, rows(1))
+    (row,) = rows(1)
+    url = f"{tmp_path}/in"
+    assert table_of(FileSource(url)) == [{**row, "shop": None, "day": "10"}, {**row, "shop": "a/b=", "day": "02"}]
+    for other in (f"{url}/*/*/{name}", f"{url}/*"):
+        assert [one["day"] for one in table_of(FileSource(other))] == ["10", "02"]
+    typed = pyarrow.schema([("day", pyarrow.int8()), ("id", pyarrow.int64())])
+    assert table_of(FileSource(url, schema=typed)) == [{"day": 10, "id": 0}, {"day": 2, "id": 0}]
+    inner = f"{url}/shop=__HIVE_DEFAULT_PARTITION__"
+    assert table_of(FileSource(inner)) == [{**row, "day": "10"}], "only below the URL"
+    wrong = pyarrow.schema([("shop", pyarrow.int64())])
+    with pytest.raises(ValueError, match="column 'shop' is 'a/b=' in the name of a folder: Failed to parse"):
+        table_of(FileSource(url, schema=wrong))
+
+
+def test_a_file_that_has_the_column_of_its_folder_says_the_same(tmp_path: Path) -> None:  # H171
+    for day in (1, 2):
+        (tmp_path / f"day={day}").mkdir()
+        pyarrow.parquet.write_table(pyarrow.table({"day": [day], "n": [5]}), tmp_path / f"day={day}" / "a.parquet")
+    assert table_of(FileSource(str(tmp_path))) == [{"day": 1, "n": 5}, {"day": 2, "n": 5}]
+    pyarrow.parquet.write_table(pyarrow.table({"day": [3], "n": [5]}), tmp_path / "day=2" / "a.parquet")
+    with pytest.raises(ValueError, match="column 'day' is 2 in the name of a folder, and something else in the file"):
+        table_of(FileSource(str(tmp_path)))
+
+
 def test_a_schema_that_would_change_a_value_of_a_file_is_refused(tmp_path: Path) -> None:  # H171
     pyarrow.parquet.write_table(pyarrow.table({"x": [0.1], "n": [1], "s": ["02"]}), tmp_path / "a.parquet")
     ones = FileSource(str(tmp_path), schema=pyarrow.schema([("n", pyarrow.bool_())]))
@@ -284,8 +438,11 @@ def test_columns_are_those_of_the_schema_in_every_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": 1, "x": null}\n')
     (tmp_path / "b.jsonl").write_text('{"id": 2, "x": "text", "more": 1}\n')
     source = FileSource(str(tmp_path))
-    assert source.schema == pyarrow.schema([("id", pyarrow.int64()), ("x", pyarrow.string())])
-    assert [row for _, _, row in read(source)] == [{"id": 1, "x": None}, {"id": 2, "x": "text"}]
+    found = pyarrow.schema([("id", pyarrow.int64()), ("x", pyarrow.string())])
+    assert source.schema == found
+    with pytest.raises(ValueError, match=r"b\.jsonl: it has 'more', which the head of the first file does not have"):
+        table_of(source)
+    assert table_of(FileSource(str(tmp_path), schema=found)) == [{"id": 1, "x": None}, {"id": 2, "x": "text"}]
     given_schema = pyarrow.schema([("x", pyarrow.string()), ("id", pyarrow.int32())])
     source = FileSource(str(tmp_path), schema=given_schema)
     batches = [batch for split in source.splits() for _, batch in batches_of(source.operator(), split)]
@@ -293,7 +450,7 @@ def test_columns_are_those_of_the_schema_in_every_file(tmp_path: Path) -> None:
 
 
 def names_in(url: Any) -> list[str]:
-    source = FileSource(str(url))
+    source = FileSource(str(url), schema=pyarrow.schema([("id", pyarrow.int64())]))
     found = [Path(path).name for path, _ in source.files()]
     assert not found or len(table_of(source)) == 2 * len(found)
     return found

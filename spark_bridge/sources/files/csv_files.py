@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from protocol.describing import show
 from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import FileFormat
-from spark_bridge.sources.files.numbers import changes_as_double, decimal_for
+from spark_bridge.sources.files.numbers import changes, decimal_for, perhaps_changed
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,10 +27,15 @@ BLOCK_BYTES_MAX = 1 << 30
 HEADER_BYTES_MAX = 1 << 16
 OURS = ("block_size", "column_types", "include_columns", "include_missing_columns", "use_threads")
 """What the reader sets itself."""
-DEFAULTS = {"newlines_in_values": True, "null_values": [""]}
-"""Only nothing is NULL: words such as NA or nan stay what they are."""
-LEADING_ZERO = r"^[+-]?0[0-9]"
-MANY_DIGITS = r"(?:[0-9]\.?){16}"
+DEFAULTS = {
+    "newlines_in_values": True,
+    "null_values": [""],
+    "strings_can_be_null": True,
+    "quoted_strings_can_be_null": False,
+}
+"""Only nothing is NULL: words such as NA or nan stay what they are, and so does the empty text ``""``."""
+NO_NUMBER = r"^(?:[+]|[+-]?0[0-9xX])"
+"""Of texts that pyarrow takes for numbers: postal codes, telephone numbers, hexadecimal digits."""
 
 
 def check_csv_options(options: dict[str, Any]) -> None:
@@ -91,13 +96,22 @@ def csv_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None
     types = {
         name: _type_of(_nulled(texts.column(name), file_format), batch.schema.field(name).type) for name in numbers
     }
-    return pyarrow.schema([(one.name, _named_type(types.get(one.name, one.type))) for one in batch.schema])
+    found = ((one, types.get(one.name) or _named_type(column)) for one, column in zip(batch.schema, batch, strict=True))
+    return pyarrow.schema([(one.name, kind) for one, kind in found])
 
 
-def _named_type(found: Any) -> Any:
+def _named_type(values: Any) -> Any:
+    """The type of a column that has no numbers. Nanoseconds, which end in 2262, are found only where they are used."""
     import pyarrow
+    from pyarrow import types
 
-    return pyarrow.string() if pyarrow.types.is_null(found) else found
+    found = values.type
+    if types.is_null(found):
+        return pyarrow.string()
+    if types.is_timestamp(found) and found.unit == "ns":
+        micros = pyarrow.timestamp("us", found.tz)
+        return micros if values.equals(values.cast(micros, safe=False).cast(found)) else found
+    return found
 
 
 def _nulled(texts: Any, file_format: FileFormat) -> Any:
@@ -116,20 +130,20 @@ def _type_of(texts: Any, found: Any) -> Any:
     import pyarrow
 
     texts = texts.drop_null()
-    if pyarrow.compute.any(pyarrow.compute.match_substring_regex(texts, LEADING_ZERO)).as_py():
+    if pyarrow.compute.any(pyarrow.compute.match_substring_regex(texts, NO_NUMBER)).as_py():
         return pyarrow.string()
-    if pyarrow.types.is_integer(found) or not _changed(texts):
+    if pyarrow.types.is_integer(found) or not _changed(texts, found):
         return found
     numbers = [Decimal(text) for text in texts.to_pylist()]
     return decimal_for(numbers) or pyarrow.string()
 
 
-def _changed(texts: Any) -> list[str]:
-    """The numbers that a double would change."""
+def _changed(texts: Any, wanted: Any) -> list[str]:
+    """The numbers that a floating-point type would change."""
     from pyarrow import compute
 
-    long = texts.filter(compute.match_substring_regex(texts, MANY_DIGITS)).to_pylist()
-    return [text for text in long if changes_as_double(Decimal(text))]
+    long = texts.filter(compute.match_substring_regex(texts, perhaps_changed(wanted))).to_pylist()
+    return [text for text in long if changes(Decimal(text), wanted)]
 
 
 def _is_number(found: Any) -> bool:
@@ -148,28 +162,43 @@ def read_csv(
     schema = file_format.arrow_schema
     offset, done = (0, 0) if position is None else (position, 0) if isinstance(position, int) else position[:2]
     types = {one.name: one.type for one in schema}
-    checked = [name for name, found in types.items() if file_format.inferred and _is_number(found)]
+    checked = [name for name, found in types.items() if _is_checked(found, file_format.inferred)]
     for read, batch in _batches(file, file_format, types | dict.fromkeys(checked, pyarrow.string()), offset, done):
         done += batch.num_rows
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in checked:
-            columns[name] = _numbers(name, _nulled(columns[name], file_format), types[name])
+            texts = _nulled(columns[name], file_format)
+            columns[name] = _numbers(name, texts, types[name], inferred=file_format.inferred)
         yield [offset, done, read], pyarrow.record_batch(columns)
 
 
-def _numbers(column: str, texts: Any, wanted: Any) -> Any:
-    """The texts as numbers. Raises ``ValueError`` for one that would not be what it was."""
-    from pyarrow import compute, types
+def _is_checked(wanted: Any, inferred: bool) -> bool:
+    """Whether a column is read as text, because pyarrow would change numbers in it."""
+    from pyarrow import types
 
-    wrong = texts.filter(compute.match_substring_regex(texts, LEADING_ZERO)).to_pylist()
-    if types.is_floating(wanted):
-        wrong += _changed(texts)
-    if wrong:
+    return _is_number(wanted) if inferred else types.is_float32(wanted) or types.is_float64(wanted)
+
+
+def _numbers(column: str, texts: Any, wanted: Any, *, inferred: bool) -> Any:
+    """The texts as numbers. Raises ``ValueError`` for one that would not be what it was."""
+    from pyarrow import ArrowInvalid, compute, types
+
+    wrong = texts.filter(compute.match_substring_regex(texts, NO_NUMBER)).to_pylist() if inferred else []
+    try:
+        numbers = None if wrong else texts.cast(wanted)
+    except ArrowInvalid as error:
         raise ValueError(
-            f"column {column!r} has {wrong[0]!r}, which the type {wanted}, found out from the head of the first file, "
-            "would change: pass schema= with a string or a decimal for it"
+            f"column {column!r}: {error}. Pass schema= with another type for it, such as a string"
+        ) from error
+    if types.is_floating(wanted):
+        wrong += _changed(texts, wanted)
+    if wrong:
+        source = ", found out from the head of the first file," if inferred else ""
+        raise ValueError(
+            f"column {column!r} has {wrong[0]!r}, which the type {wanted}{source} would change: pass schema= with a "
+            "string or a decimal for it"
         )
-    return texts.cast(wanted)
+    return numbers
 
 
 class _View:
@@ -224,7 +253,7 @@ def _batches(
         read.column_names, read.skip_rows = _header(file, file_format), 0
     read.block_size, read.use_threads = file_format.block_bytes, False
     convert.column_types = types
-    if file_format.schema is not None:
+    if file_format.schema is not None and not file_format.inferred:
         convert.include_columns = list(types)
     given = 0
     while True:

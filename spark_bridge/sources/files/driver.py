@@ -50,7 +50,8 @@ class FileSource(Source):
         format: ``"json"``, ``"csv"`` or ``"parquet"``; by default what the files' names say. Names that end with
             ``.gz`` and the like are decompressed.
         schema: the columns that are read, as a ``pyarrow.Schema``. By default that of the first file, for JSON and CSV
-            that of its first block, which is then read on the driver.
+            that of its first block, which is then read on the driver. Names of folders below the URL, such as
+            ``day=2026-01-01``, are columns too, by default of strings. A file with more columns is then refused.
         discover_every_s: look for new files so often, in seconds. Then the source never ends. By default it reads the
             files that exist when the run begins and, in streaming mode, in later runs those that have come since.
         forget_after_s: with ``discover_every_s``, the source remembers what it has found with 15 bytes for each split.
@@ -64,7 +65,7 @@ class FileSource(Source):
         csv_options: how CSV files are written, by the names of the options in ``pyarrow.csv.ReadOptions``,
             ``ParseOptions`` and ``ConvertOptions``: for example ``{"quote_char": "'", "encoding": "latin-1"}``,
             ``{"column_names": ["id", "name"]}`` for files without a header, or ``{"null_values": ["", "NA"]}``. By
-            default only nothing between two delimiters is NULL, and only in columns that are not strings.
+            default only nothing between two delimiters is NULL, and ``""`` is an empty text.
         rate_limit_per_s: how many rows all tasks together read in a second; None for no limit.
         options: the arguments for the filesystem, such as credentials.
 
@@ -127,16 +128,35 @@ class FileSource(Source):
         return guarded, root, any(mark in root for mark in _MARKS) and not guarded.exists(root)
 
     def files(self) -> list[tuple[str, int]]:
-        """Return the files that exist now, each with its size in bytes, sorted by their names. Blocks."""
+        """Return the files that exist now, each with its size in bytes, sorted by their names. Blocks.
+
+        Raises ``ValueError`` for the folder of a table that has more files than those that are its contents.
+        """
         filesystem, root, pattern = self._opened()
         above, named = _literal(root) if pattern else (root, [])
         is_local = "file" in filesystem.protocol
         found = _local_files(root, pattern) if is_local else _remote_files(filesystem, root, pattern)
+        for path in found:
+            self._check_no_table(path.removeprefix(above))
         return sorted(
             (str(filesystem.unstrip_protocol(path)), size)
             for path, size in found.items()
             if size and not _is_hidden(path.removeprefix(above), named)
         )
+
+    def _check_no_table(self, path: str) -> None:
+        parts = path.split("/")
+        kind = "a Delta" if "_delta_log" in parts else "an Iceberg" if path.endswith(".metadata.json") else ""
+        if kind and (kind == "a Delta" or "metadata" in parts):
+            raise ValueError(
+                f"there is {kind} table in {self._url}: its folder has files with rows that were deleted or replaced. "
+                "Read it with Spark's format for it, or copy its contents to Parquet files first"
+            )
+
+    def _root(self) -> str:
+        """The folder below which the names of folders have values, as a URL."""
+        filesystem, root, pattern = self._opened()
+        return str(filesystem.unstrip_protocol(_literal(root)[0] if pattern else root))
 
     def _found(self) -> Iterator[list[Any]]:
         """Yield the files that exist now, each as one split, ``[path, start, end]``. Blocks.
@@ -200,7 +220,7 @@ class FileSource(Source):
                 f"there are no files in {self._url} yet, so their columns are not known: correct the path, or pass "
                 "schema= if files come later"
             )
-        return read_schema(files[0][0], replace(self._settings, name=self.file_format))
+        return read_schema(files[0][0], replace(self._settings, name=self.file_format, root=self._root()))
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
         return DiscoveringSplitEnumerator(
@@ -219,7 +239,7 @@ class FileSource(Source):
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
-        settings = replace(self._settings, name=self.file_format)
+        settings = replace(self._settings, name=self.file_format, root=self._root())
         settings = replace(settings, schema=self.schema.serialize().to_pybytes())
         return partial(FileReader, settings, self._rate_limit_per_s)
 

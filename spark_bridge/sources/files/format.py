@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     import pyarrow
 
 NO_END = 1 << 62
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,48 @@ class FileFormat:
     block_bytes: int
     csv_options: dict[str, Any]
     storage_options: dict[str, Any] = field(repr=False)
+    root: str = ""
+    """The folder that the URL names. Names of folders below it, such as ``day=2026-01-01``, are values."""
 
     @cached_property
     def arrow_schema(self) -> pyarrow.Schema:
         import pyarrow
 
         return pyarrow.ipc.read_schema(pyarrow.BufferReader(self.schema))
+
+    def values_of_folders(self, path: str) -> dict[str, str | None]:
+        """The values that the names of a file's folders have, as Hive, Spark and others write partitions."""
+        folders = path.removeprefix(self.root).split("/")[:-1]
+        pairs = [folder.partition("=")[::2] for folder in folders if "=" in folder]
+        return {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, value in pairs}
+
+    def check_known(self, found: pyarrow.Schema) -> None:
+        """Raise ``ValueError`` for a column or a field that a found-out schema does not have: it would be lost."""
+        new = list(not_in(found, self.arrow_schema)) if self.inferred else []
+        if new:
+            raise ValueError(
+                f"it has {', '.join(map(repr, new))}, which the head of the first file does not have: pass schema= "
+                "with all columns that are to be read"
+            )
+
+
+def not_in(found: Any, known: Any, above: str = "") -> Iterator[str]:
+    """Yield where ``found``, a schema or a struct, has a field that ``known`` lacks, if it is more than NULL."""
+    from pyarrow import types
+
+    for one in found:
+        place = known.get_field_index(one.name)
+        if place >= 0:
+            yield from _not_inside(one.type, known.field(place).type, above + one.name)
+        elif not types.is_null(one.type):
+            yield above + one.name
+
+
+def _not_inside(found: Any, known: Any, path: str) -> Iterator[str]:
+    from pyarrow import types
+
+    if types.is_struct(found) and types.is_struct(known):
+        yield from not_in(found, known, f"{path}.")
+    elif found.num_fields == known.num_fields:
+        for place in range(found.num_fields):
+            yield from _not_inside(found.field(place).type, known.field(place).type, path)

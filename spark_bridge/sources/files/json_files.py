@@ -15,14 +15,14 @@ from protocol.describing import show
 from spark_bridge.common.arrow_types import with_leaves
 from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import NO_END, FileFormat
-from spark_bridge.sources.files.numbers import changes_as_double, decimal_for
+from spark_bridge.sources.files.numbers import changes, decimal_for, perhaps_changed
 
 if TYPE_CHECKING:
     import pyarrow
 
-MANY_DIGITS = re.compile(rb"[0-9][0-9.]{15}")
 HEAD_BLOCKS = 64
-"""So many blocks are read to find out the type of a column that is NULL, or an empty list, in the first ones."""
+"""So many blocks are read to find out the type of what is NULL, an empty list or an empty object in the first ones."""
+UNKNOWN = re.compile(r"\bnull\b|struct<>")
 
 
 def _blocks(file: BinaryIO, start: int, end: int, block_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -65,12 +65,13 @@ def _first_line(file: BinaryIO, start: int) -> int:
     return at
 
 
-def _parsed(block: bytes, schema: pyarrow.Schema | None) -> pyarrow.Table:
+def _parsed(block: bytes, schema: pyarrow.Schema | None, *, finds_out: bool = True) -> pyarrow.Table:
+    """``finds_out``: with fields that are not in ``schema``."""
     import pyarrow.json
 
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     parse = pyarrow.json.ParseOptions(
-        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
+        explicit_schema=schema, unexpected_field_behavior="infer" if finds_out else "ignore"
     )
     return pyarrow.json.read_json(pyarrow.BufferReader(block), read_options=read, parse_options=parse)
 
@@ -83,30 +84,40 @@ def read_json(
     import pyarrow
 
     schema = file_format.arrow_schema
-    texts = pyarrow.schema([one.with_type(with_leaves(one.type, _time_as_text)) for one in schema])
+    texts = pyarrow.schema([one.with_type(with_leaves(one.type, _as_text)) for one in schema])
+    floats = _floats(schema)
     first = _first_line(file, start) if position is None else position
     for after, block in _blocks(file, first, end, file_format.block_bytes):
         if block.isspace():
             continue
-        if file_format.inferred:
-            _check_doubles(block, schema)
-        table = _parsed(block, texts)
+        _check_floats(block, schema, floats)
+        table = _parsed(block, texts, finds_out=file_format.inferred)
         for place, one in enumerate(schema):
-            if one.type != texts.field(place).type:  # pyarrow takes a time without a zone for one in UTC here
-                table = table.set_column(place, one, table.column(place).cast(one.type))
+            if one.type != texts.field(place).type:
+                table = table.set_column(place, one, _of_text(table.column(place), one))
         yield after, table
 
 
-def _time_as_text(found: Any) -> Any:
-    import pyarrow
+def _as_text(found: Any) -> Any:
+    """The type in which pyarrow reads it: it takes a time without a zone for one in UTC, and a number for a date."""
+    from pyarrow import string, types
 
-    return pyarrow.string() if pyarrow.types.is_timestamp(found) else found
+    if types.is_binary(found) or types.is_large_binary(found) or types.is_fixed_size_binary(found):
+        raise ValueError(f"JSON has no bytes, and the schema has {found}: pass schema= with a string, and decode it")
+    return string() if types.is_timestamp(found) or types.is_date(found) else found
+
+
+def _of_text(column: Any, field: pyarrow.Field) -> Any:
+    try:
+        return column.cast(field.type)
+    except ValueError as error:
+        raise ValueError(f"column {field.name!r}: {error}") from error
 
 
 def _unknown_as_text(found: Any) -> Any:
     import pyarrow
 
-    return pyarrow.string() if pyarrow.types.is_null(found) else _time_as_text(found)
+    return pyarrow.string() if pyarrow.types.is_null(found) else _as_text(found)
 
 
 # --- the columns of a file -----------------------------------------------------------------------------------------
@@ -126,9 +137,9 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
             continue
         read.append(block)
         found = _parsed(block, None).schema
-        found = pyarrow.schema([one.with_type(with_leaves(one.type, _time_as_text)) for one in found])
+        found = pyarrow.schema([one.with_type(with_leaves(one.type, _as_text)) for one in found])
         schema = found if schema is None else pyarrow.unify_schemas([schema, found], promote_options="permissive")
-        if "null" not in str([one.type for one in schema]):
+        if not UNKNOWN.search(str([one.type for one in schema])):
             break
     if schema is None:
         return None
@@ -138,7 +149,8 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
 
 def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     """The types, other than double, of the columns whose numbers a double would change."""
-    changed = {column: path for path, column, _ in _changed(block, schema)}
+    floats = _floats(schema)
+    changed = {column: path for path, column, _, _ in _changed(block, schema, floats)} if floats else {}
     types = {}
     for column, path in changed.items():
         numbers = [row[column] for row in _rows(block) if row.get(column) is not None]
@@ -152,14 +164,32 @@ def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     return types
 
 
-def _check_doubles(block: bytes, schema: pyarrow.Schema) -> None:
-    """Raise ``ValueError`` for a number that would not be what it was, because its column was taken for a double."""
-    if not MANY_DIGITS.search(block):
+def _floats(schema: pyarrow.Schema) -> str:
+    """A regular expression for the numbers that a type in the schema may change; empty if there are none."""
+    from pyarrow import types
+
+    found = []
+
+    def note(leaf: Any) -> Any:
+        if types.is_floating(leaf):
+            found.append(leaf)
+        return leaf
+
+    for one in schema:
+        with_leaves(one.type, note)
+    return perhaps_changed(min(found, key=lambda leaf: leaf.bit_width)) if found else ""
+
+
+def _check_floats(block: bytes, schema: pyarrow.Schema, floats: str) -> None:
+    """Raise ``ValueError`` for a number that would not be what it was, because its column is a floating-point type."""
+    from pyarrow import binary, compute, scalar
+
+    # In pyarrow, because Python takes longer to search than to parse.
+    if not floats or not compute.match_substring_regex(scalar(block, binary()), floats).as_py():
         return
-    for path, _, number in _changed(block, schema):
+    for path, _, number, wanted in _changed(block, schema, floats):
         raise ValueError(
-            f"column {path!r} has {number}, which a double would change, and that is its type in the head of the first "
-            "file: pass schema= with a decimal for it"
+            f"column {path!r} has {number}, which its type {wanted} would change: pass schema= with a decimal for it"
         )
 
 
@@ -170,22 +200,24 @@ def _rows(block: bytes) -> Iterator[dict[str, Any]]:
             yield row if isinstance(row, dict) else {}
 
 
-def _changed(block: bytes, schema: pyarrow.Schema) -> Iterator[tuple[str, str, str]]:
-    """Yield the numbers that a double would change: where each is, in which column, and the number."""
-    lines = b"\n".join(line for line in block.splitlines() if MANY_DIGITS.search(line))
-    for row in _rows(lines):
+def _changed(block: bytes, schema: pyarrow.Schema, floats: str) -> Iterator[tuple[str, str, str, Any]]:
+    """Yield the numbers that their types would change: where each is, in which column, the number, and its type."""
+    from pyarrow import array, binary, compute
+
+    lines = array(block.splitlines(), binary())
+    for row in _rows(b"\n".join(lines.filter(compute.match_substring_regex(lines, floats)).to_pylist())):
         for one in schema:
-            for path, number in _doubles(row.get(one.name), one.type, one.name):
-                if changes_as_double(number):
-                    yield path, one.name, show(str(number))
+            for path, number, wanted in _doubles(row.get(one.name), one.type, one.name):
+                if changes(number, wanted):
+                    yield path, one.name, show(str(number)), wanted
 
 
-def _doubles(value: Any, found: Any, path: str) -> Iterator[tuple[str, Decimal]]:
-    """Yield the numbers in a value that become doubles, each with where it is."""
+def _doubles(value: Any, found: Any, path: str) -> Iterator[tuple[str, Decimal, Any]]:
+    """Yield the numbers in a value that become doubles or floats, each with where it is and its type."""
     from pyarrow import types
 
     if types.is_floating(found) and isinstance(value, Decimal):
-        yield path, value
+        yield path, value, found
     elif types.is_list(found) and isinstance(value, list):
         for one in value:
             yield from _doubles(one, found.value_type, f"{path}[]")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from spark_bridge.common.arrow_types import with_leaves
 from spark_bridge.common.extras import require
-from spark_bridge.sources.files.format import FileFormat
+from spark_bridge.sources.files.format import FileFormat, not_in
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,21 +34,42 @@ def _opened(file: BinaryIO) -> Any:
 
 def parquet_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema:
     """The columns that the file itself names."""
-    return _schema_of(_opened(file)).remove_metadata()
+    parquet = _opened(file)
+    return _schema_of(parquet, parquet.schema_arrow.names).remove_metadata()
 
 
-def _schema_of(parquet: Any) -> pyarrow.Schema:
+def _schema_of(parquet: Any, wanted: list[str]) -> pyarrow.Schema:
+    """The columns of these names as they are read. Raises ``ValueError`` for one whose values nothing would show."""
     import pyarrow
 
-    columns = [parquet.schema.column(number) for number in range(len(parquet.schema))]
-    instants = [one.path.split(".")[0] for one in columns if one.physical_type == "INT96"]
+    names = parquet.schema_arrow.names
+    if twice := sorted({name for name in wanted if names.count(name) > 1}):
+        raise ValueError(f"it has more than one column of the name {', '.join(twice)}: pass schema= without it")
     fields = []
+    at = 0  # a column in Parquet has no other columns in it, and its name does not say where it belongs
     for one in parquet.schema_arrow:
-        count, (times, changed) = instants.count(one.name), _in_utc(one.type)
+        leaves = [parquet.schema.column(number) for number in range(at, at + _leaf_count(one.type))]
+        at += len(leaves)
+        if one.name not in wanted:
+            continue
+        if any(leaf.converted_type == "INTERVAL" for leaf in leaves):
+            raise ValueError(
+                f"column {one.name!r} is an interval of months, days and milliseconds, which pyarrow reads as bytes: "
+                "pass schema= without it, or write the file again with a duration or a string for it"
+            )
+        count, (times, changed) = sum(leaf.physical_type == "INT96" for leaf in leaves), _in_utc(one.type)
         if count and times != count:
             raise ValueError(f"column {one.name!r} has INT96 beside other times without a zone: leave it out")
         fields.append(one.with_type(changed) if count else one)
     return pyarrow.schema(fields)
+
+
+def _leaf_count(found: Any) -> int:
+    import pyarrow
+
+    if isinstance(found, pyarrow.BaseExtensionType):
+        return _leaf_count(found.storage_type)
+    return sum(_leaf_count(found.field(place).type) for place in range(found.num_fields)) or 1
 
 
 def _in_utc(found: Any) -> tuple[int, Any]:
@@ -76,9 +97,14 @@ def read_parquet(
     import pyarrow
 
     parquet = _opened(file)
-    schema = _schema_of(parquet)
-    wanted = [name for name in file_format.arrow_schema.names if name in schema.names]
+    names, known = parquet.schema_arrow.names, file_format.arrow_schema
+    wanted = names if file_format.inferred else [name for name in known.names if name in names]
+    schema = _schema_of(parquet, wanted)
     schema = pyarrow.schema([schema.field(name) for name in wanted])
+    if missing := list(not_in([one for one in known if one.name in wanted], schema)):
+        raise ValueError(
+            f"it has no {', '.join(map(repr, missing))}: correct the schema, or read such files separately"
+        )
     legacy = _is_legacy(parquet.metadata.metadata or {})
     first, done = (0, 0) if position is None else position
     for group in range(first, parquet.num_row_groups):
@@ -107,22 +133,20 @@ def _is_legacy(metadata: dict[bytes, bytes]) -> bool:
 
 def _check_calendar(batch: Any) -> None:
     """Raise ``ValueError`` if days in it are so early that calendars differ."""
-    from pyarrow import compute, types
+    from pyarrow import compute, scalar, types
 
     for one in batch.schema:
         for values in _leaves(batch.column(one.name)):
             kind = values.type
             if not (types.is_date(kind) or types.is_timestamp(kind)):
                 continue
-            early = compute.min(values.cast("date32") if types.is_date(kind) else values).as_py()
-            if early is None:
-                continue
-            first = FIRST_DAY if types.is_date(kind) else FIRST_TIME.replace(tzinfo=early.tzinfo)
-            if early < first:
+            first = FIRST_DAY if types.is_date(kind) else FIRST_TIME if kind.tz else FIRST_TIME.replace(tzinfo=None)
+            early = compute.min(values)  # Python has no years after 9999
+            if compute.less(early, scalar(first, kind)).as_py():
                 raise ValueError(
-                    f"column {one.name!r} has {early}, and Spark wrote the file with the calendar of before 1582: let "
-                    "Spark write it again with spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, and "
-                    "int96RebaseModeInWrite"
+                    f"column {one.name!r} has {early.cast('string')}, and Spark wrote the file with the calendar of "
+                    "before 1582: let Spark write it again with spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, "
+                    "and int96RebaseModeInWrite"
                 )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -66,15 +67,49 @@ class FileReader(SplitReader):
         path, start, end = split
         if is_compressed(path):
             end = NO_END  # the sizes that the driver sees are those of the compressed file
-        with _named(path), closing(open_file(path, self._format.storage_options)) as file:
-            for after, table in self._read(file, self._format, start, end, position):
-                yield after, conform(table, self._format.arrow_schema, utc_is_named=not self._format.inferred)
+        file_format, schema = self._format, self._format.arrow_schema
+        with _named(path), closing(open_file(path, file_format.storage_options)) as file:
+            texts = file_format.values_of_folders(path)
+            in_folders = [(one, _value(texts[one.name], one)) for one in schema if one.name in texts]
+            for one, _ in in_folders:
+                schema = schema.remove(schema.get_field_index(one.name))
+            in_file = replace(file_format, schema=schema.serialize().to_pybytes())
+            for after, table in self._read(file, in_file, start, end, position):
+                file_format.check_known(table.schema)
+                whole = _with_values(table, in_folders)
+                yield after, conform(whole, file_format.arrow_schema, utc_is_named=not file_format.inferred)
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
 
     def backlog(self, split: Any, position: Any) -> int:
         return bytes_left(self._format.name, split, position)
+
+
+def _value(text: str | None, field: pyarrow.Field) -> Any:
+    """What the name of a folder says, in the type of the column."""
+    from pyarrow import scalar, string
+
+    try:
+        return scalar(text, string()).cast(field.type)
+    except ValueError as error:
+        raise ValueError(f"column {field.name!r} is {text!r} in the name of a folder: {error}") from error
+
+
+def _with_values(table: Any, in_folders: list[tuple[pyarrow.Field, Any]]) -> Any:
+    """The table with the columns that folders name. A file may have them, too, and then says the same."""
+    from pyarrow import repeat
+
+    for field, value in in_folders:
+        column, place = repeat(value, table.num_rows), table.schema.get_field_index(field.name)
+        if place < 0:
+            table = table.append_column(field, column)
+        elif table.column(place).to_pylist() != column.to_pylist():
+            raise ValueError(
+                f"column {field.name!r} is {value} in the name of a folder, and something else in the file: pass "
+                "schema= with this column, and the folder counts, or read the files of each folder separately"
+            )
+    return table
 
 
 def bytes_left(format_name: str, split: Any, position: Any) -> int:
@@ -91,11 +126,15 @@ def read_schema(path: str, file_format: FileFormat) -> pyarrow.Schema:
     Raises ``ValueError`` if it has no rows, or nothing holds the numbers in it.
     """
     require("pyarrow", "dataframe")
+    import pyarrow
 
     with _named(path), closing(open_file(path, file_format.storage_options)) as file:
         schema = _SCHEMAS[file_format.name](file, file_format)
     if schema is None:
         raise ValueError(f"{path} has no rows, so its columns are not known: pass schema=")
+    for name in file_format.values_of_folders(path):
+        if name not in schema.names:
+            schema = schema.append(pyarrow.field(name, pyarrow.string()))
     return schema
 
 
