@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from datetime import time as time_of_day
+from numbers import Number
 from typing import Any
 
 import pyarrow
@@ -67,6 +68,12 @@ def _refused(column: str, value: Any, given: pyarrow.DataType, why: str) -> Valu
     return ValueError(f"column {column!r} cannot be {show(value, SHOWN_CHARS_MAX)}: it is {given}, and {why}")
 
 
+def _refuse_number(column: str, value: Any, given: pyarrow.DataType) -> None:
+    """Arrow would count it from 1970 on, drop its fraction, and take NaN for NULL."""
+    if isinstance(value, Number):
+        raise _refused(column, value, given, "this is a number: write a date or a time")
+
+
 def _integer(given: pyarrow.DataType, column: str) -> Check:
     def check(value: Any, in_row: bool) -> Any:
         if type(value) is int or value is None:
@@ -84,6 +91,7 @@ def _integer(given: pyarrow.DataType, column: str) -> Check:
 
 def _timestamp(given: pyarrow.TimestampType, column: str) -> Check:
     def check(value: Any, in_row: bool) -> Any:
+        _refuse_number(column, value, given)
         if value is None or value != value:  # NaT of pandas, which is not equal to itself, is its NULL
             return None
         if not isinstance(value, datetime):
@@ -110,6 +118,7 @@ def _timestamp(given: pyarrow.TimestampType, column: str) -> Check:
 
 def _date(given: pyarrow.DataType, column: str) -> Check:
     def check(value: Any, in_row: bool) -> Any:
+        _refuse_number(column, value, given)
         if value is None or value != value:  # NaT of pandas, as above
             return None
         if isinstance(value, datetime) and (value.time() != time_of_day() or value.tzinfo is not None):
@@ -121,6 +130,7 @@ def _date(given: pyarrow.DataType, column: str) -> Check:
 
 def _time(given: pyarrow.DataType, column: str) -> Check:
     def check(value: Any, in_row: bool) -> Any:
+        _refuse_number(column, value, given)
         if isinstance(value, time_of_day):
             _check_precision(column, value, given)
         return value
