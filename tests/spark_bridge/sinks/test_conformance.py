@@ -254,7 +254,7 @@ KINDS: dict[str, tuple[pyarrow.DataType, list[Any]]] = {
 
 
 class TableTarget(SinkTarget):
-    """A table in a folder of its own, and another one for each history."""
+    """A table in a separate folder, and another one for each history."""
 
     def __init__(self, folder: Path, kind: str = "int64") -> None:
         self._folder = folder
