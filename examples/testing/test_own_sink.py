@@ -118,8 +118,14 @@ class SqliteSink(TwoPhaseSink[Any]):
 class SqliteTarget(SinkTarget):
     """How the suite makes the sink, and reads what it wrote."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = str(folder / "rows.db")
+    def __init__(self, folder: Path, database: str = "rows.db") -> None:
+        self._folder = folder
+        self._path = str(folder / database)
+
+    def other(self, kind: str = "") -> SinkTarget:
+        found = SqliteTarget(self._folder, "other.db")
+        found.clear()
+        return found
 
     def sink(self, name: str) -> SqliteSink:
         return SqliteSink(self._path, name)

@@ -15,8 +15,8 @@ To test plain actors, use ``headgate.actors.testing``, on which this kit is buil
 
 A task is either a ``Task``, for which the test speaks, or an ``OperatorTask``, which runs your ``SubtaskOperator``.
 
-``sink_cases`` is the conformance suite for a ``TwoPhaseSink``; a ``SinkTarget`` tells it how to make the sink and read
-its target.
+``sink_cases`` is the conformance suite for a ``TwoPhaseSink``, and ``source_cases`` that for a ``Source``; a
+``SinkTarget`` or ``SourceTarget`` tells it how to make what is tested, and how to read or fill the system behind it.
 
 ``check_bookkeeping`` plays random histories of failures, checkpoints and restores to your coordinator and its tasks,
 which a ``Bookkeeping`` describes.
@@ -26,25 +26,29 @@ Nothing here needs Spark, Java or pytest, and ``import headgate`` does not load 
 
 from headgate.testing._answer import Answer
 from headgate.testing._bookkeeping import Bookkeeping, KeptOutputs, check_bookkeeping
+from headgate.testing._cases import Case
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._recording import RecordingCoordinator
-from headgate.testing._sink_cases import SinkCase, sink_cases
+from headgate.testing._sink_cases import sink_cases
 from headgate.testing._sink_world import SinkTarget
+from headgate.testing._source_cases import SourceTarget, source_cases
 from headgate.testing._task import PartEvent, Task
 from headgate.testing._world import World, running_operator
 
 __all__ = [
     "Answer",
     "Bookkeeping",
+    "Case",
     "KeptOutputs",
     "OperatorTask",
     "PartEvent",
     "RecordingCoordinator",
-    "SinkCase",
     "SinkTarget",
+    "SourceTarget",
     "Task",
     "World",
     "check_bookkeeping",
     "running_operator",
     "sink_cases",
+    "source_cases",
 ]

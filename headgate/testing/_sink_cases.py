@@ -14,20 +14,27 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from itertools import count
+from math import inf, nan
+from time import tzset
 from types import FrameType
 from typing import Any
 
 from actors.logs import get_logger
+from headgate.testing._cases import Case, some, told
 from headgate.testing._sink_model import Row
 from headgate.testing._sink_world import Attempt, SinkTarget, SinkWorld
 from headgate.testing._world import World, running_operator
 from protocol.arguments import ANY, checked
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.describing import describe
+from protocol.errors import HeadgateError
 from spark_bridge.sinks.two_phase.driver import TwoPhaseSinkCoordinator
 from spark_bridge.sinks.two_phase.parts import Committable
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 
 Step = Callable[[SinkWorld], Awaitable[None] | None]
@@ -75,6 +82,9 @@ SCRIPT: list[Step] = [
 ]
 """One life of an application with two subtasks, to the completion of its fifth checkpoint."""
 
+TOGETHER_S = 2.0
+"""How long, in real seconds, an application waits for the other one to commit at the same moment."""
+PARTS_AT_A_TIME = 10
 SHORT_SCRIPT = [*SCRIPT[:11], *SCRIPT[23:]]
 """The same without the aborted checkpoint and the one after it."""
 
@@ -101,47 +111,25 @@ LATER: dict[str, list[Step]] = {
 }
 
 
-@dataclass(frozen=True)
-class SinkCase:
-    """One thing that a two-phase sink must survive. Its text is a name for people."""
-
-    name: str
-    check: Callable[[SinkTarget], Awaitable[None]]
-
-    def __str__(self) -> str:
-        return self.name
-
-    @checked()
-    def run(self, target: SinkTarget) -> None:
-        """Run the case on ``target``, in this thread. It may be on an event loop's thread only if that loop is idle.
-
-        Raises:
-            AssertionError: the sink has lost or doubled rows, shown some too early, or left something behind.
-        """
-        asyncio.run(self._run(target))
-
-    async def _run(self, target: SinkTarget) -> None:
-        await self.check(target)
-
-
 @checked(seed=ANY)
-def sink_cases(*, histories: int = 20, seed: int = 0) -> list[SinkCase]:
+def sink_cases(*, histories: int = 20, seed: int = 0) -> list[Case[SinkTarget]]:
     """The conformance suite for a ``TwoPhaseSink``; run each case with the sink's ``SinkTarget``.
 
     The cases: no fault at all; a fault between any two steps of a script (a task, the job or the driver dies); storages
     that give wrong answers, so that a checkpoint is in doubt; the death of a task or the driver before each line of the
-    sink's own code; commits that are repeated, and commits that succeed and report a failure; a second application on
-    the same target, and a driver that commits although it was given up; readers that look at every moment; a job that
-    runs every day, is interrupted on some and then repeated, so that all rows of every day appear once; and random
-    histories of the rest.
+    sink's own code; commits that are repeated, and commits that succeed and report a failure; two applications at the
+    same time on one target, and with one name on two targets; a driver that commits although it was given up; a schema
+    that changes between prepare and commit; values of each type, and times without a zone in several zones; readers
+    that look at every moment; a job that runs every day, is interrupted on some and then repeated, so that all rows of
+    every day appear once; and random histories of the rest.
 
     Args:
         histories: how many histories a case tries at most. With a large number, every moment has its own.
         seed: for the choice of moments and the random histories. A failure names what it tried.
     """
 
-    def case(name: str, check: Callable[..., Awaitable[None]], *args: Any) -> SinkCase:
-        return SinkCase(name, lambda target: check(target, *args))
+    def case(name: str, check: Callable[..., Awaitable[None]], *args: Any) -> Case[SinkTarget]:
+        return Case(name, lambda target: check(target, *args))
 
     return [
         case("every row is visible once", no_trouble),
@@ -158,7 +146,10 @@ def sink_cases(*, histories: int = 20, seed: int = 0) -> list[SinkCase]:
         case("an answer is lost", lost_answers),
         case("a commit is repeated", repeated_commits),
         case("two drivers commit the same at the same time", a_race_of_drivers),
-        case("a second application uses the same target", two_applications),
+        case("two applications use the same target at the same time", two_applications),
+        case("another target has a sink of the same name", the_same_name_elsewhere),
+        case("the schema changes between prepare and commit", changed_schemas),
+        case("values are kept or refused", values),
         case("what another application prepared is left alone", strangers_orphans),
         case("a reader looks at every moment", a_constant_reader),
         case("a job runs every day", without_leak_warnings, days, min(histories, 10), seed),
@@ -185,13 +176,6 @@ async def a_world(target: SinkTarget, **settings: Any) -> SinkWorld:
 async def to_the_end(world: SinkWorld) -> None:
     await world.end()
     world.check_end()
-
-
-def some(moments: Sequence[Any], most: int, seed: int) -> list[Any]:
-    """At most so many of ``moments``, in order."""
-    if len(moments) <= most:
-        return list(moments)
-    return [moments[place] for place in sorted(random.Random(seed).sample(range(len(moments)), most))]
 
 
 async def no_trouble(target: SinkTarget) -> None:
@@ -463,22 +447,163 @@ async def a_race_of_drivers(target: SinkTarget) -> None:
 
 
 async def two_applications(target: SinkTarget) -> None:
-    """Two applications with different names take turns; one dies in the middle."""
+    """Two applications with different names, each in a thread, commit at the same moments; one dies in the middle."""
     target.clear()
-    worlds = [SinkWorld(target, name="one"), SinkWorld(target, name="two", subtasks=(10, 11))]
-    for world in worlds:
+    one, two = SinkWorld(target, name="one"), SinkWorld(target, name="two", subtasks=(10, 11))
+    start = threading.Barrier(2)
+
+    def together(world: SinkWorld, function: Callable[..., Any], *args: Any) -> Any:
+        if function.__name__ == "commit" and not start.broken:
+            with suppress(threading.BrokenBarrierError):  # the other one has nothing to commit any more
+                start.wait(TOGETHER_S)
+        return function(*args)
+
+    async def live(world: SinkWorld, steps: list[Step], dies_at: int) -> None:
+        world.in_driver = together
         await world.boot()
-    others = {0: 10, 1: 11}
-    for place, step in enumerate(SCRIPT):
-        await take(worlds[0], [step])
-        if place == len(SCRIPT) // 2:
-            await worlds[0].boot()
-        await take(worlds[1], [_for_subtasks(step, others)])
+        await take(world, steps[:dies_at])
+        await world.boot()
+        await take(world, steps[dies_at:])
+        await to_the_end(world)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(asyncio.run, live(one, SCRIPT, len(SCRIPT) // 2))
+        second = threads.submit(asyncio.run, live(two, [_for_subtasks(step, {0: 10, 1: 11}) for step in SCRIPT], 0))
+        first.result()
+        second.result()
+    assert sorted(target.read()) == sorted([*one.all_rows, *two.all_rows])
+
+
+async def the_same_name_elsewhere(target: SinkTarget) -> None:
+    """Two applications with one name and operator id, on two targets. A driver dies while the other has prepared."""
+    for dead, alive in ((0, 1), (1, 0)):
+        target.clear()
+        worlds = [SinkWorld(target), SinkWorld(target.other())]
         for world in worlds:
-            world.check()
-    await to_the_end(worlds[0])
-    await to_the_end(worlds[1])
-    assert sorted(target.read()) == sorted(row for world in worlds for row in world.all_rows)
+            await world.boot()
+            await take(world, SCRIPT[:7])
+        await worlds[dead].boot()
+        for world in (worlds[alive], worlds[dead]):
+            await take(world, SCRIPT[7:])
+            await to_the_end(world)
+        worlds[alive].check_end()
+
+
+async def changed_schemas(target: SinkTarget) -> None:
+    """After rows were prepared and before they are committed. Nothing of it is lost when the change is undone."""
+    for name, (change, undo) in target.schema_changes().items():
+        with told(name):
+            world = await a_world(target)
+            await take(world, SCRIPT[:9])
+            change()
+            try:
+                await take(world, SCRIPT[9:])
+                await to_the_end(world)
+            except (HeadgateError, ValueError):
+                world.check()
+                undo()
+                await world.boot()
+                await take(world, SCRIPT)
+                await to_the_end(world)
+            else:
+                undo()
+
+
+VALUES = [
+    *(None, True, 0, -1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 10**30, 0.1, -0.0, 1e300, nan, inf, 16777217.0),
+    *(Decimal("1.20"), Decimal("0.0000001"), Decimal("12345678901234567890.123456789"), Decimal("NaN")),
+    *("", "a", "02134", "ü\n", "a\0b", "\ud800", " a ", b"", b"\x00\xff"),
+    *(date(1, 1, 1), date(1582, 10, 10), date(9999, 12, 31), time(23, 59, 59, 999999), timedelta(days=-1, seconds=1)),
+    *map(datetime.fromisoformat, ("2026-03-08T02:30:00", "1883-11-18T12:00:00", "9999-12-31T23:59:59.999999")),
+    *(datetime(2026, 3, 8, 2, 30, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC)),
+    datetime(2026, 3, 8, 2, 30, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+]
+"""What has been changed silently somewhere. Some of the times do not exist in some zone, or have none."""
+ZONES = ("UTC", "America/New_York", "Asia/Kolkata")
+
+
+async def values(target: SinkTarget) -> None:
+    """Each value is read back as it was, or is refused while it is written, in whatever zone the process is."""
+    target.clear()
+    for kind, promised in target.types().items():
+        with told(f"the type was {kind}"):
+            place = target.other(kind)
+            kept = _write_values(place, promised)
+            rows: list[Any] = list(place.read())
+            found = dict(rows)
+            assert len(rows) == len(found) == len(kept), f"{len(kept)} rows were written, and {len(rows)} are there"
+            for number, (zone, value) in enumerate(kept):
+                assert _is_kept(value, found[number]), f"{value!r} is {found[number]!r}, written in {zone}"
+
+
+def _write_values(place: SinkTarget, promised: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return those that were not refused, each with the zone of the process. A refusal ends the attempt."""
+    attempts = count()
+    committer = a_committer(place, "values")
+    kept: list[tuple[str, Any]] = []
+    parts: list[Committable] = []
+    writer = None
+    for zone, value in [(zone, value) for zone in ZONES for value in [*promised, *VALUES]]:
+        if zone == ZONES[0] or isinstance(value, (datetime, time)):
+            writer = writer or place.sink("values").writer(SinkWriterContext("values", 0, next(attempts)))
+            try:
+                with local_zone(zone):
+                    writer.write(place.record(len(kept), value))
+                    parts += writer.prepare()
+                kept.append((zone, value))
+            except Exception as error:
+                if value in promised:
+                    raise AssertionError(f"{value!r} is refused: {describe(error)}") from error
+                writer.close()
+                writer = None
+            if len(parts) >= PARTS_AT_A_TIME:
+                committer.commit(parts)
+                parts.clear()
+    if writer is not None:
+        writer.close()
+    committer.commit(parts)
+    committer.close()
+    return kept
+
+
+def _is_kept(value: Any, found: Any) -> bool:
+    """A text for a column of another type is a form that the target reads; and bytes may be those of a text."""
+    if isinstance(value, str) and not isinstance(found, str):
+        return found == value.encode() if isinstance(found, bytes) else found is not None
+    if isinstance(value, bytes) and isinstance(found, str):
+        return found.encode() == value
+    if isinstance(value, float) and isinstance(found, Decimal):
+        return str(found) == "NaN" if value != value else found == Decimal(repr(value))
+    return bool(found == value) or str(found) == str(value)
+
+
+def _written(place: SinkTarget, number: int, value: Any, is_promised: bool) -> list[Committable]:
+    """Write one row with a writer of its own, and return what was prepared; nothing if it is refused."""
+    writer = place.sink("values").writer(SinkWriterContext("values", 0, number))
+    try:
+        writer.write(place.record(number, value))
+        return list(writer.prepare())
+    except Exception as error:
+        if is_promised:
+            raise AssertionError(f"{value!r} is refused: {describe(error)}") from error
+        return []
+    finally:
+        writer.close()
+
+
+@contextmanager
+def local_zone(name: str) -> Iterator[None]:
+    """The local time zone of this process is this one."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = name
+    tzset()
+    try:
+        yield
+    finally:
+        del os.environ["TZ"]
+        if before is not None:
+            os.environ["TZ"] = before
+        tzset()
 
 
 def _for_subtasks(step: Step, others: dict[int, int]) -> Step:
@@ -573,16 +698,6 @@ async def random_histories(target: SinkTarget, histories: int, seed: int) -> Non
                 _, step = a_step(dice, subtasks)
                 await take(world, [step])
             await to_the_end(world)
-
-
-@contextmanager
-def told(what: str) -> Iterator[None]:
-    """Add to a failure what was tried."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(what)
-        raise
 
 
 # --- a job that runs every day: each day's input appears once, however often it is interrupted ------------------------

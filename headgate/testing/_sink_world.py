@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.logs import get_logger
@@ -38,6 +38,27 @@ class SinkTarget:
     def clear(self) -> None:
         """Empty the target: no rows, and nothing prepared."""
         raise NotImplementedError
+
+    def other(self, kind: str = "") -> SinkTarget:
+        """Return another, empty target at the same place, such as another table of the same database.
+
+        ``kind``: one of ``types``, of which the numbers of its rows are then. Empty for numbers as in this target.
+        """
+        raise NotImplementedError
+
+    def types(self) -> Mapping[str, Sequence[Any]]:
+        """Return the types that a column can have, by name, each with values that it keeps, such as the largest.
+
+        The suite tries many other values with each: a sink keeps a value as it was, or refuses it while it is written.
+        """
+        return {}
+
+    def schema_changes(self) -> Mapping[str, tuple[Callable[[], object], Callable[[], object]]]:
+        """Return what may happen to the schema after rows were prepared, by name: the change, and what undoes it.
+
+        A sink goes on with every row, or refuses with ``ValueError`` or a ``HeadgateError`` until it is undone.
+        """
+        return {}
 
     def kill(self, writer: TwoPhaseWriter[Any]) -> None:
         """The writer's process has died: close its connections, as the kernel would, and do nothing else."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from uuid import UUID
 
 import pyarrow
 from pyarrow import types
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NamespaceAlreadyExistsError
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.name_mapping import MappedField
@@ -79,8 +78,12 @@ class IcebergCommitter(ParquetCommitter):
         self.check_table(table, self._schema)
 
     def _create(self) -> Table:
-        with suppress(NamespaceAlreadyExistsError):
-            self._catalog.create_namespace(self._table.rpartition(".")[0])
+        namespace = self._table.rpartition(".")[0]
+        try:
+            self._catalog.create_namespace_if_not_exists(namespace)
+        except Exception:  # another application has made it meanwhile, which each catalog says in another way
+            if not self._catalog.namespace_exists(namespace):
+                raise
         try:
             return self._catalog.create_table_if_not_exists(self._table, self._schema, location=self._location)
         except UnsupportedPyArrowTypeException as error:

@@ -199,7 +199,7 @@ class StagedCommitter(_PostgresCommitter):
                 if self._table.op_column is not None:
                     self._apply_deletions(connection, names)
                 connection.execute(self._apply(connection, names))
-            except (psycopg.IntegrityError, psycopg.DataError, psycopg.errors.CardinalityViolation) as error:
+            except (psycopg.IntegrityError, psycopg.DataError, psycopg.ProgrammingError) as error:
                 raise self._refused(error) from error
             writers, numbers = zip(*((part.writer, part.number) for part in new.values()), strict=True)
             connection.execute(
@@ -215,8 +215,8 @@ class StagedCommitter(_PostgresCommitter):
         return SinkCommitFailed(
             f"table {self._table.table} refuses rows of sink {self._sink!r}. They stay in "
             f"{'.'.join((*schema, staging))}, and each restart from this checkpoint tries to commit them again. Change "
-            "the constraint or the values there, without deleting rows, or start again without this checkpoint. The "
-            f"server says: {error}"
+            "the table back or its constraint, or the values there, without deleting rows, or start again without this "
+            f"checkpoint. The server says: {error}"
         )
 
     def check_payload(self, payload: Any) -> None:

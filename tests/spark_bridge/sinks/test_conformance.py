@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from headgate.sinks import (
     SinkCommitterContext,
     SinkWriterContext,
 )
-from headgate.testing import SinkCase, SinkTarget, sink_cases
+from headgate.testing import Case, SinkTarget, sink_cases
 from spark_bridge.sinks.files.sink import FileSink
 from spark_bridge.sinks.postgres.task import PostgresWriter
 from spark_bridge.sinks.two_phase.errors import SinkMisused
@@ -35,7 +36,6 @@ from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 from tests.spark_bridge.sinks.files.kit import files_under, new_url, visible
 
-SCHEMA = pyarrow.schema([("subtask", pyarrow.int64()), ("number", pyarrow.int64())])
 COLUMNS = ["subtask", "number"]
 
 
@@ -56,28 +56,78 @@ class FilesTarget(SinkTarget):
     def clear(self) -> None:
         self._url = new_url()
 
+    def other(self, kind: str = "") -> SinkTarget:
+        return FilesTarget()
+
     def leftovers(self, name: str) -> list[str]:
         return [path for path in files_under(self._url) if f".headgate-{name}/part" in path]
 
 
 class PostgresTarget(SinkTarget):
-    def __init__(self, server: Postgres, **settings: Any) -> None:
+    def __init__(self, server: Postgres, table: str = "rows", connection: Any = None, **settings: Any) -> None:
         self._server = server
         self._settings = settings
-        self._connection = server.new_schema("suite")
-        key = ", PRIMARY KEY (subtask, number)" if "key" in settings else ""
-        self._connection.execute(f"CREATE TABLE suite.rows (subtask bigint, number bigint{key})")
+        self._connection = connection or server.new_schema("suite")
+        self._table = f"suite.{table}"
+        self._others: list[str] = []
+        if connection is None:
+            self._create(self._table, "bigint")
+
+    def _create(self, table: str, kind: str) -> None:
+        key = f", PRIMARY KEY ({', '.join(self._settings['key'])})" if "key" in self._settings else ""
+        self._connection.execute(f"CREATE TABLE {table} (subtask bigint, number {kind}{key})")
 
     def sink(self, name: str) -> PostgresSink:
-        return PostgresSink(self._server.conninfo, "suite.rows", COLUMNS, name=name, **self._settings)
+        return PostgresSink(self._server.conninfo, self._table, COLUMNS, name=name, **self._settings)
 
     def read(self) -> list[tuple[int, int]]:
-        return [(subtask, number) for subtask, number in self._connection.execute("SELECT * FROM suite.rows")]
+        return [row[:2] for row in self._connection.execute(f"SELECT * FROM {self._table}")]
 
     def clear(self) -> None:
         self._server.roll_back_prepared()
+        for table in self._others:
+            self._connection.execute(f"DROP TABLE {table}")
+        self._others.clear()
         for table in ("rows", "headgate_commits", "headgate_staged_rows"):
             self._connection.execute(f"DELETE FROM suite.{table}" if self._exists(table) else "SELECT 1")
+
+    def other(self, kind: str = "") -> SinkTarget:
+        name = f"other_{len(self._others)}"
+        settings = {**self._settings, **({"key": ["subtask"]} if kind and "key" in self._settings else {})}
+        found = PostgresTarget(self._server, name, self._connection, **settings)
+        found._create(f"suite.{name}", kind or "bigint")
+        self._others.append(f"suite.{name}")
+        return found
+
+    def types(self) -> Mapping[str, Sequence[Any]]:
+        last = datetime(9999, 12, 31, 23, 59, 59, 999999)  # noqa: DTZ001 - that is the type
+        return {
+            "smallint": [-(2**15)],
+            "bigint": [2**63 - 1],
+            "numeric(10, 2)": [Decimal("-12345678.90")],
+            "numeric": [Decimal("1E-30"), 10**100],
+            "double precision": [0.1, 5e-324, inf],
+            "boolean": [True],
+            "text": ["\x01\n\\N"],
+            "bytea": [b"\x00\xff"],
+            "date": [date(1, 1, 1)],
+            "timestamp": [last],
+            "timestamptz": [last.replace(tzinfo=UTC)],
+        }
+
+    def schema_changes(self) -> Mapping[str, tuple[Callable[[], object], Callable[[], object]]]:
+        def run(statement: str) -> Callable[[], object]:
+            return lambda: self._connection.execute(f"ALTER TABLE {self._table} {statement}")
+
+        if self._settings.get("mode") == "prepared":
+            return {}  # a table with prepared rows is locked
+        return {
+            "a column is added": (run("ADD more text"), run("DROP more")),
+            "a column is renamed": (run("RENAME number TO no"), run("RENAME no TO number")),
+            "a column is wider": (run("ALTER number TYPE numeric"), run("ALTER number TYPE bigint")),
+            "a column is narrower": (run("ALTER number TYPE smallint"), run("ALTER number TYPE bigint")),
+            "a rule is added": (run("ADD CONSTRAINT few CHECK (number < 2) NOT VALID"), run("DROP CONSTRAINT few")),
+        }
 
     def kill(self, writer: Any) -> None:
         assert isinstance(writer, PostgresWriter)
@@ -164,15 +214,20 @@ def test_as_many_columns_as_a_command_takes_are_written_and_more_refused(redis_s
 
 
 class RedisTarget(SinkTarget):
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, stream: str = "rows") -> None:
         self._server = server
         self._client = server.connect()
+        self._stream = stream
 
     def sink(self, name: str) -> RedisStreamsSink:
-        return RedisStreamsSink(self._server.url, "rows", COLUMNS, name=name)
+        return RedisStreamsSink(self._server.url, self._stream, COLUMNS, name=name)
+
+    def other(self, kind: str = "") -> SinkTarget:
+        self._beside = RedisTarget(self._server, "other")
+        return self._beside
 
     def read(self) -> list[tuple[int, int]]:
-        entries: Any = self._client.xrange("rows")
+        entries: Any = self._client.xrange(self._stream)
         return [(int(fields["subtask"]), int(fields["number"])) for _, fields in entries]
 
     def clear(self) -> None:
@@ -182,17 +237,48 @@ class RedisTarget(SinkTarget):
         self._client.close()
 
 
-class DeltaTarget(SinkTarget):
-    def __init__(self, folder: Path) -> None:
+KINDS: dict[str, tuple[pyarrow.DataType, list[Any]]] = {
+    "int8": (pyarrow.int8(), [-128]),
+    "int64": (pyarrow.int64(), [2**63 - 1]),
+    "uint64": (pyarrow.uint64(), [2**64 - 1]),
+    "double": (pyarrow.float64(), [0.1, 5e-324, inf]),
+    "decimal": (pyarrow.decimal128(10, 2), [Decimal("-12345678.90")]),
+    "bool": (pyarrow.bool_(), [True]),
+    "string": (pyarrow.string(), ["\x01\n\\N"]),
+    "binary": (pyarrow.binary(), [b"\x00\xff"]),
+    "date": (pyarrow.date32(), [date(1, 1, 1)]),
+    "time without a zone": (pyarrow.timestamp("us"), [ZONED.replace(tzinfo=None)]),
+    "instant": (pyarrow.timestamp("us", "UTC"), [datetime.max.replace(tzinfo=UTC)]),
+}
+
+
+class TableTarget(SinkTarget):
+    """A table in a separate folder, and another one for each history."""
+
+    def __init__(self, folder: Path, kind: str = "int64") -> None:
         self._folder = folder
         self._made = 0
+        self._others = 0
+        self._schema = pyarrow.schema([("subtask", pyarrow.int64()), ("number", KINDS[kind][0])])
 
     @property
     def _url(self) -> str:
         return str(self._folder / str(self._made))
 
+    def clear(self) -> None:
+        self._made += 1
+
+    def other(self, kind: str = "") -> SinkTarget:
+        self._others += 1
+        return type(self)(self._folder / f"other{self._others}", kind or "int64")
+
+    def types(self) -> Mapping[str, Sequence[Any]]:
+        return {kind: promised for kind, (_, promised) in KINDS.items()}
+
+
+class DeltaTarget(TableTarget):
     def sink(self, name: str) -> DeltaSink:
-        return DeltaSink(self._url, SCHEMA, name=name)
+        return DeltaSink(self._url, self._schema, name=name)
 
     def read(self) -> list[tuple[int, int]]:
         if not DeltaTable.is_deltatable(self._url):
@@ -200,29 +286,39 @@ class DeltaTarget(SinkTarget):
         table = DeltaTable(self._url).to_pyarrow_table()
         return list(zip(table["subtask"].to_pylist(), table["number"].to_pylist(), strict=True))
 
-    def clear(self) -> None:
-        self._made += 1
+    def schema_changes(self) -> Mapping[str, tuple[Callable[[], object], Callable[[], object]]]:
+        def add_rule() -> None:
+            DeltaTable(self._url).alter.add_constraint({"few": "number < 2"})
+
+        return {"a rule is added": (add_rule, lambda: DeltaTable(self._url).alter.drop_constraint("few"))}
 
 
-class IcebergTarget(SinkTarget):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._made = 0
+class IcebergTarget(TableTarget):
+    def __init__(self, folder: Path, kind: str = "int64") -> None:
+        super().__init__(folder, kind)
+        folder.mkdir(exist_ok=True)
         self._catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
         self._reader = load_catalog("headgate", **self._catalog)
 
     def sink(self, name: str) -> IcebergSink:
-        location = f"file://{self._folder}/{self._made}"
-        return IcebergSink(self._catalog, f"suite.rows{self._made}", location, SCHEMA, name=name)
+        return IcebergSink(self._catalog, f"suite.rows{self._made}", f"file://{self._url}", self._schema, name=name)
 
     def read(self) -> list[tuple[int, int]]:
         if not self._reader.table_exists(f"suite.rows{self._made}"):
             return []
         table = self._reader.load_table(f"suite.rows{self._made}").scan().to_arrow()
-        return list(zip(table["subtask"].to_pylist(), table["number"].to_pylist(), strict=True))
+        names = table.column_names
+        return list(zip(table[names[0]].to_pylist(), table[names[1]].to_pylist(), strict=True))
 
-    def clear(self) -> None:
-        self._made += 1
+    def schema_changes(self) -> Mapping[str, tuple[Callable[[], object], Callable[[], object]]]:
+        def rename(before: str, now: str) -> Callable[[], None]:
+            def run() -> None:
+                with self._reader.load_table(f"suite.rows{self._made}").update_schema() as update:
+                    update.rename_column(before, now)
+
+            return run
+
+        return {"a column is renamed": (rename("number", "no"), rename("no", "number"))}
 
 
 @pytest.fixture
@@ -260,7 +356,7 @@ LONG = [
 @pytest.mark.parametrize("target", QUICK, indirect=True)
 @pytest.mark.parametrize("case", sink_cases(histories=1), ids=str)
 def test_a_sink_keeps_the_promises_of_the_pattern(
-    case: SinkCase, target: SinkTarget
+    case: Case[SinkTarget], target: SinkTarget
 ) -> None:  # H31, H64, H83, H140, H141
     case.run(target)
 
@@ -269,5 +365,5 @@ def test_a_sink_keeps_the_promises_of_the_pattern(
 @pytest.mark.parametrize(
     ("target", "case"), [pytest.param(*pair, id=f"{pair[1]}-{pair[0]}") for pair in LONG], indirect=["target"]
 )
-def test_so_does_each_other_sink(case: SinkCase, target: SinkTarget) -> None:  # H31, H64, H83, H140, H141
+def test_so_does_each_other_sink(case: Case[SinkTarget], target: SinkTarget) -> None:  # H31, H64, H83, H140, H141
     case.run(target)

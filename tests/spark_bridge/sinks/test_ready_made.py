@@ -161,7 +161,7 @@ async def test_a_committer_that_cannot_be_opened_is_closed() -> None:  # H6
 
     class UnreachableSink(MemorySink):
         def committer(self, context: SinkCommitterContext) -> MemoryCommitter:
-            return Unreachable(context, Server())
+            return Unreachable(context, self)
 
     coordinator = TwoPhaseSinkCoordinator(UnreachableSink(Server(), "rows"))
     with pytest.raises(ConnectionRefusedError):
