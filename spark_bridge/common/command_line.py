@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the commands of ``python -m headgate`` read and print.
+"""What the commands of ``headgate`` read and print.
 
 Their options are checked as the arguments of functions are (H165): each is a ``type`` for argparse, which then prints
 the option, what was given and what is expected. No text that they print makes a terminal do anything, and none is an

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate version`` and ``check``: their output and advice."""
+"""``headgate version`` and ``check``: their output and advice."""
 
 from __future__ import annotations
 
