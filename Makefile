@@ -40,6 +40,8 @@ export SPARK_LOCAL_IP
 export PYTHONUNBUFFERED := 1
 
 pip_install = -m pip install --quiet --disable-pip-version-check
+# The jars of Spark are compressed already: the wheel that pip builds of it, and installs, leaves them as they are.
+export DIST_EXTRA_CONFIG := $(CURDIR)/.ci/stored.cfg
 # pip refuses a file whose hash is not in the lock. Spark comes last: what builds it must be there, with its own hashes.
 install_locked = $(1)/bin/python $(pip_install) --require-hashes -r $(2) && \
 	$(1)/bin/python $(pip_install) --require-hashes --no-deps --no-build-isolation -r $(3) && \

@@ -254,6 +254,17 @@ def test_the_locks_have_what_the_project_asks_for() -> None:
         assert all(version in one.specifier for version in versions), f"{one} is not {versions}"
 
 
+def test_the_small_environment_has_what_headgate_needs_of_the_large_one_and_what_builds_it() -> None:
+    """``make run`` is the first command of a new user, who waits for each package."""
+    small, large = (
+        pins_of((ROOT / name).read_text(encoding="utf-8")) for name in ("requirements-run.lock", "requirements.lock")
+    )
+    assert small.items() <= large.items()
+    assert {"anyio", "fsspec", "msgpack", "structlog", "py4j"} <= small.keys()
+    assert not {"grpcio", "numpy", "pandas", "pyarrow", "pytest"} & small.keys()
+    assert len(small) < len(large) / 5
+
+
 def test_the_makefile_and_the_locks_name_the_same_versions_of_spark() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     named = re.findall(r"^(?:OTHER_SPARKS|SPARK) := (.+)$", makefile, re.MULTILINE)

@@ -251,9 +251,12 @@ class _Trial:
             )
         if isinstance(error, ImportError):  # PySpark names one of the packages that it needs, with its version
             return f"{error}: pip install 'headgate[connect]'"
-        said = f": {error}" if self._place == self._remote else ""  # which may repeat the URL, and so a token in it
+        said = type_name(error)
+        if self._place == self._remote:  # otherwise the text may repeat a token
+            found = re.search(r'details = "(.+)"', str(error))  # gRPC says it in one of several lines
+            said = found[1] if found else f"{said}: {error}"
         return (
-            f"no session of the Spark Connect server {self._place} ({type_name(error)}{said}): check that it runs, "
+            f"no session of the Spark Connect server {self._place} ({said}): check that it runs, "
             "that its address is sc://HOST:PORT, and that this machine may connect to it"
         )
 
