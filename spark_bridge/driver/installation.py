@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.describing import type_name
-from spark_bridge.common import foreign_packages
+from spark_bridge.common import command_line, foreign_packages
 
 __all__ = ["JAVA_MAJOR_MIN", "add_commands", "check_packages", "find_java", "java_major"]
 
@@ -53,6 +53,7 @@ def add_commands(commands: Any) -> None:
     check.add_argument(
         "--remote",
         metavar="URL",
+        type=command_line.server,
         default=os.environ.get("SPARK_REMOTE"),
         help="the Spark Connect server to check, such as sc://HOST:15002; by default that of SPARK_REMOTE, and "
         "otherwise a local Spark. Give a URL with a token in SPARK_REMOTE, where other users do not see it",
