@@ -33,8 +33,8 @@ class Environment:
     def __init__(self, folder: Path, wheel: Path, *packages: str) -> None:
         self.folder = folder
         run([sys.executable, "-m", "venv", "--without-pip", folder])
-        pip = [sys.executable, "-m", "pip", "--python", folder, "--quiet", "--disable-pip-version-check"]
-        run([*pip, "install", wheel])
+        pip = [sys.executable, "-m", "pip", "--python", str(folder), "--quiet", "--disable-pip-version-check"]
+        run([*pip, "install", str(wheel)])
         if packages:
             run([*pip, "install", "--no-deps", *packages])
 
