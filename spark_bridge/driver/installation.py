@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,10 @@ def run_version(_: argparse.Namespace) -> int:
 
 def versions() -> Iterator[tuple[str, str]]:
     """Yield what matters here, each with its version."""
-    from headgate import __version__
-
-    yield "headgate", __version__
+    try:
+        yield "headgate", metadata.version("headgate")
+    except metadata.PackageNotFoundError:  # started from an archive
+        yield "headgate", "not installed as a distribution"
     yield "pyspark", _InstalledSpark.look().version or "not installed"
     yield "python", platform.python_version()
 
@@ -279,9 +281,9 @@ class _Trial:
 
         try:
             with Sidecar(self._spark) as sidecar:
-                coordinator, operator = _question_and_answer(in_arrow=self._remote is not None)
+                coordinator, operator = _question_and_answer()
                 handle = sidecar.coordinate("headgate-check", coordinator, parallelism=1)
-                answers = self._collect(handle.subtask(operator))
+                answered = self._collect(handle.subtask(operator))
                 relay = sidecar.relay_kind
         except (SidecarError, RelayError) as error:
             raise CheckFailed(str(error)) from error
@@ -289,24 +291,25 @@ class _Trial:
             raise CheckFailed(
                 f"the request of a task to its coordinator failed ({type_name(error)}: {error})"
             ) from error
-        if answers != ["answer"]:
-            raise CheckFailed(f"a task sent its coordinator a request and received {answers!r}")
+        if answered != [0]:
+            raise CheckFailed(f"a task sent its coordinator a request for the record 0, and passed on {answered!r}")
         if relay == "py4j":
             return f"ok, but the JVM does not load the relay, so events of Spark go through Py4J ({relay})"
         return "ok, a task sent its coordinator a request and received the answer"
 
-    def _collect(self, task: Any) -> list[str]:
+    def _collect(self, task: Any) -> list[int]:
         if self._remote is None:
-            answers: list[str] = self._spark.sparkContext.parallelize([0], 1).mapPartitions(task).collect()
-            return answers
-        return [row.answer for row in self._spark.range(0, 1, 1, 1).mapInArrow(task, "answer string").collect()]
+            answered: list[int] = self._spark.sparkContext.parallelize([0], 1).mapPartitions(task).collect()
+            return answered
+        return [row.id for row in self._spark.range(0, 1, 1, 1).mapInArrow(task, "id long").collect()]
 
     def stop(self) -> None:
         if self._spark is not None:
             self._spark.stop()
 
 
-def _question_and_answer(*, in_arrow: bool = False) -> tuple[Any, Any]:
+def _question_and_answer() -> tuple[Any, Any]:
+    """Return a coordinator, and an operator that passes on each record (or batch) for which it gets an answer."""
     from actors.coordination import OperatorCoordinator
     from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
@@ -319,11 +322,6 @@ def _question_and_answer(*, in_arrow: bool = False) -> tuple[Any, Any]:
             self.context = context
 
         def process(self, records: Iterator[Any]) -> Iterator[Any]:
-            answer = self.context.request("question")
-            if in_arrow:
-                import pyarrow
-
-                answer = pyarrow.RecordBatch.from_pydict({"answer": [answer]})
-            yield answer
+            yield from (record for record in records if self.context.request("question") == "answer")
 
     return Answers, Asks
