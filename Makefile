@@ -1,5 +1,6 @@
-# One word for each thing one does here. Every target makes .venv and finds Java by itself.
-#   PYTHON=/path/to/python3.12   the interpreter to build .venv with
+# One word for each thing one does here. Every target makes its environment and finds Java by itself: `make run` a small
+# one, .venv-run, and all others .venv, which has what the tests need.
+#   PYTHON=/path/to/python3.12   the interpreter to build the environments with
 #   ARGS="--parallelism 4"       options for run, bench and test
 #   WORKERS=4                    how many processes share the tests; 0 runs them in one
 .DEFAULT_GOAL := help
@@ -8,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.made-from
+RUN_VENV := .venv-run
 SPARK := 4.3
 OTHER_SPARKS := 4.1 4.2
 OTHER_VENVS := $(OTHER_SPARKS:%=.venv-spark-%)
@@ -38,9 +40,11 @@ export SPARK_LOCAL_IP
 export PYTHONUNBUFFERED := 1
 
 pip_install = -m pip install --quiet --disable-pip-version-check
+# The jars of Spark are compressed already: the wheel that pip builds of it, and installs, leaves them as they are.
+export DIST_EXTRA_CONFIG := $(CURDIR)/.ci/stored.cfg
 # pip refuses a file whose hash is not in the lock. Spark comes last: what builds it must be there, with its own hashes.
-install_locked = $(1)/bin/python $(pip_install) --require-hashes -r requirements.lock && \
-	$(1)/bin/python $(pip_install) --require-hashes --no-deps --no-build-isolation -r $(2) && \
+install_locked = $(1)/bin/python $(pip_install) --require-hashes -r $(2) && \
+	$(1)/bin/python $(pip_install) --require-hashes --no-deps --no-build-isolation -r $(3) && \
 	$(1)/bin/python $(pip_install) --no-deps --no-build-isolation -e .
 site_packages = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 compile = $(RELEASE_VENV)/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -64,9 +68,13 @@ with_all_servers = $(with_servers) && $(with_browser) && { AZURITE_BLOB="$$(.ci/
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
+# A client of Spark Connect needs packages that only the large environment has.
+RUN_IN := $(if $(findstring --remote,$(ARGS)),$(VENV),$(RUN_VENV))
 .PHONY: run
-run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every result counts once
-	@$(with_java) && exec $(PY) examples/word_count.py $(ARGS)
+run: export PYSPARK_PYTHON := $(CURDIR)/$(RUN_IN)/bin/python
+run: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(RUN_IN)/bin/python
+run: $(RUN_IN)/.made-from ## the example job on a real Spark: two attempts are lost, every result counts once
+	@$(with_java) && exec $(RUN_IN)/bin/python examples/word_count.py $(ARGS)
 
 .PHONY: test
 test: $(STAMP) ## the tests that take minutes, the core of those on a real Spark included
@@ -184,14 +192,16 @@ lock: $(RELEASE_VENV)/.made-from ## write the locks from pyproject.toml; ARGS=--
 	@for spark in $(OTHER_SPARKS) $(SPARK); do \
 		echo "pyspark==$$spark.*" | $(compile) --no-deps --no-annotate -o requirements-spark-$$spark.lock - || exit; \
 	done
-	@$(compile) pyproject.toml --group build --group dev --group docs \
+	@$(compile) pyproject.toml --extra pyspark --group build --group dev --group docs \
 		-c requirements-spark-$(SPARK).lock --no-emit-package pyspark -o requirements.lock
+	@$(compile) pyproject.toml --extra pyspark --group build -c requirements.lock \
+		-c requirements-spark-$(SPARK).lock --no-emit-package pyspark -o requirements-run.lock
 	@$(compile) --group torch -c requirements.lock -o requirements-torch.lock
 	@$(compile) --group release -o requirements-release.lock
 
 .PHONY: clean
-clean: ## remove .venv and all that tools left behind
-	@rm -rf .azurite .mutants .coverage* $(VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+clean: ## remove all environments and all that tools left behind
+	@rm -rf .azurite .mutants .coverage* $(VENV) $(RUN_VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.hypothesis spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -201,8 +211,16 @@ $(STAMP): requirements.lock requirements-spark-$(SPARK).lock
 		echo "headgate: building .venv with $$("$$python" --version) (once; a minute or two)" >&2 && \
 		rm -rf $(VENV) && \
 		"$$python" -m venv $(VENV) && \
-		$(call install_locked,$(VENV),requirements-spark-$(SPARK).lock) && \
+		$(call install_locked,$(VENV),requirements.lock,requirements-spark-$(SPARK).lock) && \
 		cp requirements.lock $@
+
+$(RUN_VENV)/.made-from: requirements-run.lock requirements-spark-$(SPARK).lock
+	@python="$$(.ci/find-python)" && \
+		echo "headgate: building $(@D) with Spark $(SPARK) (once; a minute)" >&2 && \
+		rm -rf $(@D) && \
+		"$$python" -m venv $(@D) && \
+		$(call install_locked,$(@D),$<,requirements-spark-$(SPARK).lock) && \
+		cp $< $@
 
 $(RELEASE_VENV)/.made-from: requirements-release.lock
 	@python="$$(.ci/find-python)" && \
@@ -231,5 +249,5 @@ $(OTHER_VENVS:%=%/.made-from): .venv-spark-%/.made-from: requirements.lock requi
 		echo "headgate: building $(@D) (once; some minutes, for Spark is built from its sources)" >&2 && \
 		rm -rf $(@D) && \
 		"$$python" -m venv $(@D) && \
-		$(call install_locked,$(@D),requirements-spark-$*.lock) && \
+		$(call install_locked,$(@D),requirements.lock,requirements-spark-$*.lock) && \
 		cp requirements.lock $@

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate COMMAND``. Each command imports what it needs: ``checkpoints`` works without Spark and Java.
+"""``headgate COMMAND``. Each command imports what it needs: ``checkpoints`` works without Spark and Java.
 
 In no folder of this package, because its commands come from five of them.
 """
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     """Make the parser of all commands."""
     # An option is written in full: --status-token X is not --status-token-file X.
     make: Any = partial(_Parser, allow_abbrev=False)
-    made: argparse.ArgumentParser = make(prog="python -m headgate", description="Headgate for Apache Spark.")
+    made: argparse.ArgumentParser = make(prog="headgate", description="Headgate for Apache Spark.")
     commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=make)
     inspection.add_command(commands)
     history.add_command(commands)

@@ -606,6 +606,7 @@ OPTIONS_WRONG: dict[str, list[str]] = {
     "host": ["", "a b", "127.0.0.1:7650", "[::1]", "http://a", "a/b", NUL, "x" * 1000],
     "label": ["", "a\nb", NUL, "x" * 1000],
     "path": ["", NUL],
+    "server": ["", "sc://", "a:15002", "http://a", "sc://a b", NUL],
     "text": ["", NUL],
 }
 

@@ -13,6 +13,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,32 @@ def test_the_wheel_requires_the_dependencies_of_the_project_without_its_extras(w
     assert sorted(map(str, required_by(wheel))) == sorted(str(Requirement(one)) for one in project["dependencies"])
 
 
+def test_no_requirement_replaces_what_a_platform_has(wheel: Path) -> None:
+    """Spark comes with its own extras alone, and no other extra asks for less than the newest version of a package."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(path).decode())
+    extras: dict[str, list[Requirement]] = {}
+    for one in map(Requirement, metadata.get_all("Requires-Dist", [])):
+        named = re.search(r"extra == [\"']([\w-]+)", str(one.marker))
+        extras.setdefault(named[1] if named else "", []).append(one)
+    sparks = {extra for extra, needed in extras.items() if any("spark" in one.name for one in needed)}
+    assert sparks == {"pyspark", "pyspark-client"}
+    bounded = {
+        (extra, one.name)
+        for extra in extras.keys() - sparks - {""}
+        for one in extras[extra]
+        if any(clause.operator != ">=" for clause in one.specifier)
+    }
+    assert bounded == set()
+
+
+def test_the_wheel_brings_the_command(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert archive.read(path).decode() == "[console_scripts]\nheadgate = spark_bridge.command:main\n"
+
+
 def test_the_pins_of_a_lock_are_its_versions() -> None:
     lock = "# by a tool\nanyio==4.1 \\\n    --hash=sha256:00\n    # via headgate\nuvloop==1.0 ; os_name == 'posix' \\\n"
     assert pins_of(lock, "pyspark==4.3.0 \\\n") == {"anyio": "4.1", "uvloop": "1.0", "pyspark": "4.3.0"}
@@ -219,11 +246,23 @@ def test_the_locks_have_what_the_project_asks_for() -> None:
             pins.setdefault(name, set()).add(version)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    wanted += project["project"]["optional-dependencies"]["pyspark"]
     wanted += [one for group in project["dependency-groups"].values() for one in group]
     for one in map(Requirement, wanted):
         versions = pins.get(canonicalize_name(one.name), set())
         assert versions, f"no lock has {one.name}"
         assert all(version in one.specifier for version in versions), f"{one} is not {versions}"
+
+
+def test_the_small_environment_has_what_headgate_needs_of_the_large_one_and_what_builds_it() -> None:
+    """``make run`` is the first command of a new user, who waits for each package."""
+    small, large = (
+        pins_of((ROOT / name).read_text(encoding="utf-8")) for name in ("requirements-run.lock", "requirements.lock")
+    )
+    assert small.items() <= large.items()
+    assert {"anyio", "fsspec", "msgpack", "structlog", "py4j"} <= small.keys()
+    assert not {"grpcio", "numpy", "pandas", "pyarrow", "pytest"} & small.keys()
+    assert len(small) < len(large) / 5
 
 
 def test_the_makefile_and_the_locks_name_the_same_versions_of_spark() -> None:

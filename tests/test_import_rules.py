@@ -477,3 +477,32 @@ def test_a_layer_can_be_imported_where_the_others_are_not_installed(module: str,
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("absent", "need_it"),
+    [
+        # `pyspark-client` has neither, and so no SparkContext and no RDD: Spark Connect needs none of them.
+        (["py4j", "pyspark.core"], []),
+        # Nothing of Spark. Spark itself loads the one that needs it: the classes of a format are subclasses of Spark's.
+        (["py4j", "pyspark"], ["spark_bridge.task_source"]),
+    ],
+    ids=["with the client of Spark Connect", "without Spark"],
+)
+def test_every_module_can_be_imported(absent: list[str], need_it: list[str]) -> None:
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for package in PACKAGES
+        for file in sorted((ROOT / package).rglob("*.py"))
+    ]
+    program = (
+        f"import importlib, sys\nsys.modules.update(dict.fromkeys({absent!r}))\nfailed = []\n"
+        f"for name in {modules!r}:\n"
+        "    try:\n        importlib.import_module(name)\n"
+        "    except ImportError:\n        failed.append(name)\n"
+        "print(failed)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert (done.stderr, done.stdout) == ("", f"{need_it}\n")

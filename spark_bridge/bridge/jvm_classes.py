@@ -18,12 +18,17 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from py4j.protocol import Py4JError
+__all__ = ["cause_of", "java_source", "new_compiled_object", "new_packaged_object", "problems"]
 
-__all__ = ["PROBLEMS", "cause_of", "java_source", "new_compiled_object", "new_packaged_object"]
 
-PROBLEMS = (Py4JError, OSError, TypeError, AttributeError)
-"""What Py4J raises, ``TypeError`` if a class is missing, ``AttributeError`` if the context has stopped."""
+def problems() -> tuple[type[Exception], ...]:
+    """What Py4J raises, ``TypeError`` if a class is missing, ``AttributeError`` if the context has stopped.
+
+    For ``except problems():``. Py4J is imported here because a client of Spark Connect may have none.
+    """
+    from py4j.protocol import Py4JError
+
+    return Py4JError, OSError, TypeError, AttributeError
 
 
 def cause_of(problem: Exception) -> str:
@@ -31,7 +36,7 @@ def cause_of(problem: Exception) -> str:
     java_exception = getattr(problem, "java_exception", None)
     try:
         return repr(problem) if java_exception is None else str(java_exception.toString())
-    except PROBLEMS:
+    except problems():
         return repr(problem)
 
 
@@ -47,7 +52,7 @@ def java_source(package: str, name: str) -> str:
 def new_compiled_object(context: Any, name: str, source: Callable[[], str]) -> Any:
     """Make an object of the Java class with this full name, by its constructor without arguments.
 
-    ``context`` is a classic SparkContext. ``source`` returns the text of the class. Raises one of ``PROBLEMS`` if the
+    ``context`` is a classic SparkContext. ``source`` returns the text of the class. Raises one of ``problems()`` if the
     JVM cannot compile it.
     """
     return _new_object(context, name, lambda gateway: _compile(gateway, name, source()))
@@ -57,7 +62,7 @@ def new_packaged_object(context: Any, name: str, jar: Traversable) -> Any:
     """The same, with the compiled class and its nested classes from a jar.
 
     The jar may lie anywhere in the package, also in a zip file, and the JVM does not keep it open. Raises one of
-    ``PROBLEMS`` if the JVM cannot load the class, and ``zipfile.BadZipFile`` if the file is not a jar.
+    ``problems()`` if the JVM cannot load the class, and ``zipfile.BadZipFile`` if the file is not a jar.
     """
     return _new_object(context, name, lambda gateway: _load(gateway, name, jar))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the commands of ``python -m headgate`` read and print.
+"""What the commands of ``headgate`` read and print.
 
 Their options are checked as the arguments of functions are (H165): each is a ``type`` for argparse, which then prints
 the option, what was given and what is expected. No text that they print makes a terminal do anything, and none is an
@@ -10,6 +10,7 @@ error.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -17,7 +18,7 @@ from protocol.arguments import LABEL, PORT, SECONDS, TEXT, Rule, between, given
 from protocol.describing import line
 from spark_bridge.common.addresses import HOST
 
-__all__ = ["cell", "host", "label", "open_port", "path", "port", "seconds", "tell", "text"]
+__all__ = ["cell", "host", "label", "open_port", "path", "port", "seconds", "server", "tell", "text"]
 
 CELL_CHARS_MAX = 100
 
@@ -44,6 +45,9 @@ host = _option(str, HOST)
 label = _option(str, LABEL)
 text = _option(str, Rule("a text that is not empty", lambda value: bool(value) and TEXT.accepts(value)))
 path = _option(str, Rule("a path that is not empty", lambda value: bool(value) and "\0" not in value))
+
+_SERVER = re.compile(r"sc://[^/;\s\0]+/?(/;[^\s\0]*)?|local(\[[^\s\0]*\])?")
+server = _option(str, Rule("a URL such as sc://HOST:15002, or local", lambda value: bool(_SERVER.fullmatch(value))))
 
 
 def cell(text: str) -> str:

@@ -14,7 +14,7 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
-__all__ = ["explain", "overwritten", "refuse_foreign_packages"]
+__all__ = ["distributions_with", "explain", "overwritten", "refuse_foreign_packages"]
 
 _OURS = ("protocol", "actors")
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -34,7 +34,7 @@ def overwritten() -> str | None:
     Reads the metadata of every installed distribution, which takes a while.
     """
     for name in (*_OURS, "spark_bridge", "headgate"):
-        for distribution in _distributions_with(name, _FOLDER):
+        for distribution in distributions_with(name, _FOLDER):
             return (
                 f"the distribution {distribution} installed a package {name!r} over Headgate's own in {_FOLDER}. "
                 f"{_remedy(distribution)}, then reinstall Headgate (pip install --force-reinstall --no-deps headgate)"
@@ -75,7 +75,7 @@ def _refusal(name: str, origin: str) -> str:
     package = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else file
     folder = os.path.dirname(package)
     found = f"Headgate needs its own package {name!r}, but Python ({sys.executable}) finds another one in {package}"
-    for distribution in _distributions_with(name, folder):
+    for distribution in distributions_with(name, folder):
         return f"{found}. The distribution {distribution} installed it. {_remedy(distribution)}"
     return (
         f"{found}. No installed distribution brought it. Rename it, or take {folder} off Python's path (PYTHONPATH, or "
@@ -88,8 +88,11 @@ def _remedy(distribution: str) -> str:
     return f"Uninstall it (pip uninstall {name}), or install Headgate into a separate environment"
 
 
-def _distributions_with(name: str, folder: str) -> list[str]:
-    """The distributions, with their versions, that installed a package ``name`` into ``folder``; ours is left out."""
+def distributions_with(name: str, folder: str) -> list[str]:
+    """Return the distributions, with their versions, that installed a package ``name`` into ``folder``, except ours.
+
+    Reads the metadata of every installed distribution, which takes a while.
+    """
     from importlib import metadata
 
     claims = set(metadata.packages_distributions().get(name, ())) - {"headgate"}

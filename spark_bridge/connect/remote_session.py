@@ -26,6 +26,7 @@ from actors.logs import get_logger
 from protocol.describing import type_name
 from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, jar_bytes
 from spark_bridge.common.errors import ConnectRefused
+from spark_bridge.driver.environment import check_release, pyspark_version
 from spark_bridge.driver.shipping import packages_are_files, write_archive
 from spark_bridge.task_entry import ACTION_TAG, LOOK_SCHEMA, ExecutorLook
 
@@ -33,7 +34,6 @@ __all__ = ["BESIDE", "HEARD_WITHIN_S", "HERE", "LOOK_PAUSE_S", "Listener", "Remo
 
 log = get_logger("headgate.connect")
 
-SPARK_MIN = (4, 1)
 LOOK_PAUSE_S = 1.0
 _LOOK_TIMEOUT_S = 2.0
 HEARD_WITHIN_S = LOOK_PAUSE_S + _LOOK_TIMEOUT_S
@@ -84,13 +84,9 @@ class RemoteSession:
     # --- what the server is ---------------------------------------------------------------------------------------
 
     def check_version(self) -> None:
-        """Raises ``ConnectRefused`` if the server is too old."""
-        version = str(self._session.version)
-        found = re.match(r"(\d+)\.(\d+)", version)
-        if found is None or (int(found[1]), int(found[2])) < SPARK_MIN:
-            raise ConnectRefused(
-                f"the Spark Connect server runs Spark {version}, but Headgate supports 4.1 and later: update the server"
-            )
+        """Raises ``ConnectRefused`` if the server is too old, or the client is."""
+        check_release("the Spark Connect server runs", str(self._session.version), "the server", ConnectRefused)
+        check_release("this Python has", pyspark_version(), "PySpark", ConnectRefused)
 
     def own_address(self) -> str:
         """The address of this machine that the server most probably reaches: the one that leads to the server."""

@@ -16,10 +16,7 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
-
-from py4j.clientserver import ClientServer
-from pyspark import SparkContext
+from typing import TYPE_CHECKING, Any
 
 from actors import ActorError, ActorRef
 from actors.coordination.engine.inputs import ActionId, check_input_id
@@ -33,6 +30,9 @@ from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.operators import Operators
 from spark_bridge.task_entry import ACTION_PROPERTY
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 __all__ = ["ActionIds", "ActionMarks", "ActionRuns", "Actions", "names_of"]
 
@@ -59,7 +59,7 @@ class ActionMarks:
         mix, or if Spark cannot be asked.
         """
         context = self._context
-        if context is None or not isinstance(context._gateway, ClientServer):
+        if context is None or not _pins_threads(context):
             yield
             return
         try:
@@ -98,6 +98,13 @@ class ActionMarks:
                 log.debug("jobs of action not forbidden", error=describe(error))
             else:
                 self._forbidden[action_id] = before
+
+
+def _pins_threads(context: SparkContext) -> bool:
+    """Whether each Python thread has a separate JVM thread, and so separate local properties."""
+    from py4j.clientserver import ClientServer
+
+    return isinstance(context._gateway, ClientServer)
 
 
 @checked(operators=Rule("a list of handles or names", lambda operators: True))

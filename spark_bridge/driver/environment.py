@@ -11,13 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark import SparkContext
-
+from actors.logs import get_logger
 from protocol.arguments import Rule, given
 from spark_bridge.bridge.relay import require_driver
 from spark_bridge.common.errors import SidecarError
 
+SPARK_OLDEST, SPARK_NEWEST = (4, 1), (4, 3)
+"""The releases that the tests run with. Later ones are tried with a warning."""
+
+_log = get_logger("headgate.sidecar")
 _PROBE = "import sys, msgpack; print('%d.%d' % sys.version_info[:2])"
 
 
@@ -26,8 +28,21 @@ def is_remote(spark: object) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+def _context_class() -> Any:
+    """Return PySpark's ``SparkContext``; None if it is not imported, or is not there, as in ``pyspark-client``."""
+    return getattr(sys.modules.get("pyspark"), "SparkContext", None)
+
+
+def active_context() -> Any:
+    """Return the classic ``SparkContext`` of this process, running or stopped; None if there is none."""
+    return getattr(_context_class(), "_active_spark_context", None)
+
+
 def _is_spark(value: Any) -> bool:
-    return is_remote(value) or isinstance(getattr(value, "sparkContext", value), SparkContext)
+    if is_remote(value):
+        return True
+    context_class = _context_class()
+    return context_class is not None and isinstance(getattr(value, "sparkContext", value), context_class)
 
 
 SPARK = Rule("the SparkSession or the SparkContext that runs the tasks", _is_spark, is_type=True)
@@ -36,11 +51,45 @@ SPARK = Rule("the SparkSession or the SparkContext that runs the tasks", _is_spa
 def driver_context(spark: Any) -> Any:
     """The classic, running ``SparkContext`` behind a session or a context.
 
-    Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
+    Raises ``TypeError`` for something else, what ``check_release`` raises, and what ``require_driver`` raises: a
+    Connect session, a stopped context.
     """
     if not _is_spark(spark):
         raise TypeError(f"spark must be {SPARK.expected}, not {given('spark', spark, None)}")
-    return require_driver(spark)
+    context = require_driver(spark)
+    check_release("this Python has", pyspark_version(), "PySpark")
+    return context
+
+
+def pyspark_version() -> str:
+    """Return the version of the PySpark that Python imports, whichever distribution or folder it comes from."""
+    import pyspark
+
+    return str(pyspark.__version__)
+
+
+def spark_release(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version, such as (4, 1) of "4.1.0+vendor"; (0, 0) if there are none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def check_release(found: str, version: str, update: str, refused: type[SidecarError] = SidecarError) -> None:
+    """Refuse a release of Spark that is too old: nothing that is installed with Headgate has chosen it (H170).
+
+    Raises ``refused``. Logs a release that is newer than those that Headgate is tested with.
+    """
+    release = spark_release(version)
+    if release < SPARK_OLDEST:
+        raise refused(
+            f"{found} Spark {version}, but Headgate supports {_shown(SPARK_OLDEST)} and later: update {update}"
+        )
+    if release > SPARK_NEWEST:
+        _log.warning("spark release not tested", found=found, version=version, newest=_shown(SPARK_NEWEST))
+
+
+def _shown(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
 
 
 def advertised_and_bind_host(context: Any, bind_host: str | None, advertised_host: str | None) -> tuple[str, str]:
@@ -88,6 +137,8 @@ def task_slots(context: Any) -> int | None:
 
     None once the context has stopped.
     """
+    from py4j.protocol import Py4JError
+
     try:
         executors = context._jsc.sc().statusStore().executorList(True)
         cores = sum(executors.apply(place).totalCores() for place in range(executors.size()))

@@ -288,7 +288,7 @@ def why_refused(
             f"{asked} the last checkpoint belongs to a run outside of the query, so it is not known which batches are"
             " committed: an operator belongs to one query or to such runs. Use another operator for them, and restore"
             " this one from a checkpoint of the query with coordinate(restore=CheckpointFile(...)), which"
-            f" `python -m headgate checkpoints` lists; or, {_ADOPT}"
+            f" `headgate checkpoints` lists; or, {_ADOPT}"
         )
     if last is None or not isinstance(batch := last.input, BatchInput):
         return (

@@ -19,10 +19,9 @@ from functools import partial, wraps
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import anyio
-from pyspark.sql import SparkSession
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import GivenCoordinator, OperatorConfig, OperatorCoordinator, SourceCoordinator
@@ -89,6 +88,9 @@ from spark_bridge.storage import (
 )
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.subtask.operator import SubtaskOperator
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])

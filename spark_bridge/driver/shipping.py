@@ -27,10 +27,12 @@ import threading
 import weakref
 import zipfile
 from pathlib import Path
-
-from pyspark import SparkContext
+from typing import TYPE_CHECKING
 
 from spark_bridge.common.bootstrap import VENDORED
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 __all__ = ["archive_contents", "packages_are_files", "ship_packages", "write_archive"]
 

@@ -10,9 +10,6 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
-
 from actors.threads import DRIVER
 from protocol.describing import show
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
@@ -25,6 +22,7 @@ from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.actions import ActionMarks
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import (
+    active_context,
     advertised_and_bind_host,
     check_worker_python,
     driver_context,
@@ -35,6 +33,7 @@ from spark_bridge.driver.environment import (
 from spark_bridge.driver.shipping import ship_packages
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
@@ -123,7 +122,7 @@ _inherited: SparkContext | None = None
 
 def _begin_in_a_forked_process() -> None:
     global _inherited  # noqa: PLW0603 - a fact about this process
-    _inherited = SparkContext._active_spark_context
+    _inherited = active_context()
 
 
 if hasattr(os, "register_at_fork"):
@@ -151,6 +150,8 @@ class LocalDriver(SparkDriver):
     @property
     def session(self) -> SparkSession:
         """See ``SparkDriver``."""
+        from pyspark.sql import SparkSession
+
         return self._given if isinstance(self._given, SparkSession) else SparkSession.builder.getOrCreate()
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Notes in Spark's event log: failures, resets, checkpoints and runs, for ``python -m headgate history``.
+"""Notes in Spark's event log: failures, resets, checkpoints and runs, for ``headgate history``.
 
 Only with ``spark.eventLog.enabled``. What the journal tells is collected for a second and then posted on Spark's
 listener bus as one event, from a worker thread. While nothing happens, this does nothing. If the first event cannot
@@ -19,7 +19,7 @@ from protocol.attempts import RunEnded, RunStarted, SubtaskFailed
 from protocol.barrier_tracker import OperatorResetToCheckpoint, SubtaskResetToCheckpoint
 from protocol.describing import as_json, line
 from protocol.values import value
-from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.bridge.jvm_classes import cause_of, java_source, new_compiled_object, problems
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.journal import Journal, end_of
 
@@ -101,7 +101,7 @@ class EventLog:
         return bool(context.getConf().get("spark.eventLog.enabled", "false").lower() == "true")
 
     def post(self, notes: list[dict[str, Any]]) -> None:
-        """Raises one of ``PROBLEMS`` if the JVM cannot do it."""
+        """Raises one of ``problems()`` if the JVM cannot do it."""
         if self._java is None:
             java = new_compiled_object(self._context, CLASS_NAME, _source)
             java.open(self._context._jsc.sc())
@@ -142,7 +142,7 @@ class EventLogActor(Actor[Note | Flush]):
             return
         try:
             await DRIVER.run(self._event_log.post, notes)
-        except PROBLEMS as problem:
+        except problems() as problem:
             if self._posted:
                 raise
             self._failed = True

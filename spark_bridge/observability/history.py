@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate history``: the timeline of an application, from Spark's event log alone.
+"""``headgate history``: the timeline of an application, from Spark's event log alone.
 
 It reads a file or the directory of a rolling log, plain or compressed with zstd, of a finished or a running
 application. It needs neither Spark nor Java.

@@ -12,10 +12,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pyspark import SparkContext
-
 from protocol.describing import line, lines
 from spark_bridge.common.errors import SidecarError
+from spark_bridge.driver.environment import active_context
 from spark_bridge.observability.displays import Displays
 from spark_bridge.primitives.counters.book import Book
 
@@ -182,5 +181,5 @@ def _bar_class() -> tuple[Any, bool]:
 
 def _spark_draws() -> bool:
     """Whether Spark's own bar uses the line of the cursor."""
-    context = SparkContext._active_spark_context
+    context = active_context()
     return context is not None and context.getConf().get("spark.ui.showConsoleProgress") == "true"

@@ -20,7 +20,7 @@ from actors import Actor, ActorContext
 from actors.threads import DRIVER
 from protocol.describing import as_float
 from protocol.values import value
-from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.bridge.jvm_classes import cause_of, java_source, new_compiled_object, problems
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.figures import figures
 from spark_bridge.observability.status import LatencyStatus, SidecarStatus
@@ -83,7 +83,7 @@ class SparkGauges:
         self._closed = False
 
     def publish(self, status: SidecarStatus) -> None:
-        """Replace all figures. Raises one of ``PROBLEMS`` if the JVM cannot do it."""
+        """Replace all figures. Raises one of ``problems()`` if the JVM cannot do it."""
         now = gauges(status)
         with self._lock:
             if self._closed:
@@ -95,7 +95,7 @@ class SparkGauges:
             self._java.publish("\n".join(now), struct.pack(f">{len(now)}d", *now.values()))
 
     def close(self) -> None:
-        """Remove all gauges. Idempotent; raises one of ``PROBLEMS`` if the JVM is gone, and the gauges with it."""
+        """Remove all gauges. Idempotent; raises one of ``problems()`` if the JVM is gone, and the gauges with it."""
         with self._lock:
             self._closed = True
             java, self._java = self._java, None
@@ -131,7 +131,7 @@ class SparkGaugesActor(Actor[Publish | Forget]):
         try:
             await DRIVER.run(self._gauges.publish, status, abandon_on_cancel=True)
             self._published = True
-        except PROBLEMS as problem:
+        except problems() as problem:
             if self._published:
                 raise
             self._failed = True
@@ -145,7 +145,7 @@ async def close_gauges(gauges: SparkGauges, timeout_s: float) -> None:
     with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
         try:
             await DRIVER.run(gauges.close, abandon_on_cancel=True)
-        except PROBLEMS:  # the JVM is gone, and the gauges with it
+        except problems():  # the JVM is gone, and the gauges with it
             return
 
 

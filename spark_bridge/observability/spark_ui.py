@@ -20,7 +20,7 @@ from actors import Actor, ActorContext
 from actors.logs import get_logger
 from actors.threads import DRIVER
 from protocol.values import value
-from spark_bridge.bridge.jvm_classes import PROBLEMS, cause_of, java_source, new_compiled_object
+from spark_bridge.bridge.jvm_classes import cause_of, java_source, new_compiled_object, problems
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability import page_files as page
 from spark_bridge.observability.diagnosis import explain
@@ -51,7 +51,7 @@ class SparkTab:
     def open(self) -> str:
         """Attach the tab, and return its path in Spark's UI; empty if the UI is off or the tab is closed already.
 
-        Raises one of ``PROBLEMS`` if the JVM cannot do it.
+        Raises one of ``problems()`` if the JVM cannot do it.
         """
         java_context = self._context._jsc.sc()
         if java_context.ui().isEmpty():
@@ -91,7 +91,7 @@ async def close_tab(tab: SparkTab, timeout_s: float) -> None:
         try:
             with anyio.fail_after(timeout_s):
                 await DRIVER.run(tab.close, abandon_on_cancel=True)
-        except PROBLEMS as problem:  # among them TimeoutError; or the JVM is gone, and the tab with it
+        except problems() as problem:  # among them TimeoutError; or the JVM is gone, and the tab with it
             log.debug("Spark UI tab already gone", cause=repr(problem))
 
 
@@ -115,7 +115,7 @@ class SparkTabActor(Actor[Look]):
     async def receive(self, context: ActorContext[Look], message: Look) -> None:
         try:
             await self._look(context)
-        except PROBLEMS as problem:
+        except problems() as problem:
             if self._open:
                 raise
             context.timers.cancel("look")

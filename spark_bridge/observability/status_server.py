@@ -186,7 +186,7 @@ def check_status_access(host: str, port: object, token: str | None) -> None:
     if port is not None and token is None and not is_loopback(host):
         raise ValueError(
             f"status_host {host!r} can be reached from other machines, so it needs a token: set status_token (for "
-            "python -m headgate sidecar: --status-token-file or HEADGATE_STATUS_TOKEN), or use 127.0.0.1"
+            "headgate sidecar: --status-token-file or HEADGATE_STATUS_TOKEN), or use 127.0.0.1"
         )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate sidecar module:factory``: run the sidecar in a separate process."""
+"""``headgate sidecar module:factory``: run the sidecar in a separate process."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def ask(
         address.port,
         address.keys.key(Purpose.CONTROL, driver),
         address.certificate_sha256,
-        "start it with `python -m headgate sidecar MODULE:FACTORY`, or check host and port",
+        "start it with `headgate sidecar MODULE:FACTORY`, or check host and port",
         "give both ends the same --secret-file, use tls at both ends or at neither, and check the port",
     )
     try:

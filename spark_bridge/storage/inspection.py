@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate checkpoints``: lists and verifies the checkpoints in a storage."""
+"""``headgate checkpoints``: lists and verifies the checkpoints in a storage."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class CheckpointInfo:
 class CheckpointFile:
     """The file of a checkpoint or savepoint, to start from: ``coordinate(..., restore=CheckpointFile(url))``.
 
-    ``url`` is its path or URL, as ``savepoint`` returns it and ``python -m headgate checkpoints`` lists it. Raises
+    ``url`` is its path or URL, as ``savepoint`` returns it and ``headgate checkpoints`` lists it. Raises
     ``TypeError`` or ``ValueError`` for what is neither, and for a URL with a password in it.
     """
 

@@ -105,7 +105,7 @@ def read_url(url: str | os.PathLike[str], options: Mapping[str, Any] | None = No
         if name in files.folders():
             raise StorageError(
                 f"{files.name_of(name)}: it is a directory, and a checkpoint or savepoint is a file: name one of its "
-                "files, which `python -m headgate checkpoints DIRECTORY` lists"
+                "files, which `headgate checkpoints DIRECTORY` lists"
             ) from None
         if isinstance(error, FileNotFoundError):
             raise StorageError(f"{files.name_of(name)}: no such file; check the path") from None

@@ -377,7 +377,7 @@ class CheckpointStorage:
         except FileNotFoundError:
             folder = self._files.name_of(operator_folder(operator_id))
             raise StorageError(
-                f"{folder}: there is no checkpoint {checkpoint_id} of {operator_id!r}. `python -m headgate "
+                f"{folder}: there is no checkpoint {checkpoint_id} of {operator_id!r}. `headgate "
                 "checkpoints` lists those that there are"
             ) from None
 

@@ -55,7 +55,7 @@ def test_the_page_can_be_followed_to_the_letter(tmp_path: Path) -> None:
 
 
 class Shell:
-    """Runs the page's commands; `pip install headgate` takes a wheel of this tree."""
+    """Runs the page's commands; `pip install` takes a wheel of this tree, and the Spark of this test."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root
@@ -75,7 +75,7 @@ class Shell:
                 self._make_environment()
             elif command.startswith(". ") or not command:
                 pass  # the environment is on the PATH already
-            elif command == "pip install headgate":
+            elif command == "pip install 'headgate[pyspark]'":
                 (wheel,) = self._wheels.glob("*.whl")
                 self._call(f"python -m pip install --quiet --no-deps --no-index {wheel}")
             else:

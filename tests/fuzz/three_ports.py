@@ -2,7 +2,7 @@
 
 """Target: the ports of a sidecar in a separate process, and ``python -m tests.fuzz.three_ports``.
 
-The process is ``python -m headgate sidecar``: its ports are for drivers' requests, for the driver's JVM, and for tasks.
+The process is ``headgate sidecar``: its ports are for drivers' requests, for the driver's JVM, and for tasks.
 A fourth one shows the status while a driver is attached.
 The command lays a crowd of strangers around all of them, and prints how long an honest driver needs to attach.
 """
@@ -150,7 +150,7 @@ def _listened_at() -> set[int]:
 
 @asynccontextmanager
 async def besieged_sidecar(random: Random, *, tls: bool = False, files_max: int = FILES_MAX) -> AsyncIterator[Any]:
-    """Run ``python -m headgate sidecar`` with so many files. It must be alive at the end, with no error in its log."""
+    """Run ``headgate sidecar`` with so many files. It must be alive at the end, with no error in its log."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         first = random.randrange(_BELOW_THE_SYSTEMS_OWN.start, _BELOW_THE_SYSTEMS_OWN.stop)

@@ -24,5 +24,14 @@ a-file-is-not-what-is-restored [found; H165]
   The file that an operator is to start from is taken for the newest checkpoint.
   @ spark_bridge.driver.operators:Operators._restored
   ~ match restore: => match "latest":
+an-older-spark [new; H170]
+  A Spark that Headgate does not support is taken.
+  @ spark_bridge.driver.environment:driver_context
+  - check_release("this Python has", pyspark_version(), "PySpark")
+  + pass
+the-token-of-a-server-is-shown [new; H76]
+  The command that checks a server prints its whole URL.
+  @ spark_bridge.driver.installation:_Trial._place
+  ~ self._remote.partition("/;")[0] => self._remote
 """
 )

@@ -205,11 +205,11 @@ def try_wheel(python: Path, tools: Path, folder: Path) -> str:
     run([python, "-m", "venv", folder / "env"])
     path = os.pathsep.join((str(folder / "env" / "bin"), os.environ["PATH"]))
     inside = folder / "env" / "bin" / "python"
-    run([inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", built("*.whl")])
+    run([inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{built('*.whl')}[pyspark]"])
     run([inside, "-m", "pip", "--disable-pip-version-check", "check"])
     work = folder / "work"
     work.mkdir()
-    run([inside, "-m", "headgate", "check"], cwd=work, PATH=path)
+    run([folder / "env" / "bin" / "headgate", "check"], cwd=work, PATH=path)
     for program, line in PROGRAMS.items():
         copy = shutil.copy(ROOT / program, work)
         said = run([inside, copy], cwd=work, PATH=path)

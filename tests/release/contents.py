@@ -19,7 +19,13 @@ from packaging.utils import canonicalize_name
 PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 TO_BUILD_AND_TEST = (
     *(".ci/find-java", ".ci/find-python", ".ci/run", "CHANGELOG.md", "LICENSE", "Makefile", "README.md"),
-    *("pyproject.toml", "requirements.lock", "requirements-release.lock", "requirements-spark-4.3.lock"),
+    *(
+        "pyproject.toml",
+        "requirements.lock",
+        "requirements-release.lock",
+        "requirements-run.lock",
+        "requirements-spark-4.3.lock",
+    ),
     *("benchmarks/__init__.py", "docs/contract.md", "mkdocs.yml", "examples/squares.py", "tests/__init__.py"),
     *(f"{package}/py.typed" for package in PACKAGES),
 )

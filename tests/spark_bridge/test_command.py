@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate``: what all commands have in common; each has its own tests as well."""
+"""``headgate``: what all commands have in common; each has its own tests as well."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate connect-server``: the files of a server's operator, and those of his clients."""
+"""``headgate connect-server``: the files of a server's operator, and those of his clients."""
 
 from __future__ import annotations
 

@@ -113,6 +113,12 @@ def test_an_older_server_is_refused(version: str) -> None:
         RemoteSession(Session(version=version)).check_version()
 
 
+def test_an_older_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.0.1")
+    with pytest.raises(ConnectRefused, match=r"this Python has Spark 4\.0\.1, but .* update PySpark"):
+        RemoteSession(Session(version="4.3.0")).check_version()
+
+
 @pytest.mark.parametrize("version", ["4.1.0", "4.3.0-SNAPSHOT", "5.0.0"])
 def test_a_supported_server_is_accepted(version: str) -> None:
     RemoteSession(Session(version=version)).check_version()

@@ -11,8 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from structlog.testing import capture_logs
 
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.environment import (
@@ -121,6 +124,32 @@ def test_nobody_knows_how_many_tasks_a_stopped_context_can_run() -> None:
 def test_what_is_not_a_session_is_refused(given: object) -> None:
     with pytest.raises(TypeError, match="spark must be the SparkSession or the SparkContext"):
         driver_context(given)
+
+
+def a_context(monkeypatch: pytest.MonkeyPatch, version: str) -> Any:
+    """Return what is taken for the SparkContext of a PySpark with this version."""
+    context: Any = object.__new__(SparkContext)
+    context._jsc = object()
+    monkeypatch.setattr(pyspark, "__version__", version)
+    return context
+
+
+@pytest.mark.parametrize("version", ["3.5.9", "4.0.2", "unknown", ""])
+def test_a_spark_that_is_too_old_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was installed with Headgate has chosen it. H170"""
+    says = f"^this Python has Spark {version}, but Headgate supports 4.1 and later: update PySpark$"
+    with pytest.raises(SidecarError, match=says):
+        driver_context(a_context(monkeypatch, version))
+
+
+@pytest.mark.parametrize(("version", "logged"), [("4.1.0", 0), ("4.3.1+vendor", 0), ("4.4.0.dev1", 1), ("5.0.0", 1)])
+def test_a_spark_that_is_newer_than_any_tested_one_is_logged(
+    version: str, logged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = a_context(monkeypatch, version)
+    with capture_logs() as lines:
+        assert driver_context(context) is context
+    assert [(line["version"], line["newest"]) for line in lines] == [(version, "4.3")] * logged
 
 
 def program(folder: Path, text: str) -> str:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate version`` and ``check``: their output and advice."""
+"""``headgate version`` and ``check``: their output and advice.
+
+tests/release/test_installs.py runs them where Spark is of another kind.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from headgate.testing import running_operator
 from spark_bridge.command import main
-from spark_bridge.driver.installation import _question_and_answer, java_major
+from spark_bridge.common import foreign_packages
+from spark_bridge.driver.installation import CheckFailed, _question_and_answer, check_java, java_major
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -36,7 +41,7 @@ async def test_the_operator_of_the_check_gets_the_answer_of_its_coordinator() ->
     coordinator, operator = _question_and_answer()
     async with running_operator(coordinator, parallelism=1) as world:
         task = await world.launch_operator(0, operator, [0])
-        assert task.outputs == ["answer"]
+        assert task.outputs == [0]
 
 
 def test_version_prints_headgate_python_and_spark(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,17 +71,63 @@ def test_check_with_a_java_home_that_holds_none_names_it(
 def test_check_refuses_a_java_that_is_too_old(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
-    java.chmod(0o755)
+    java = java_that_says("11.0.2", tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert main(["check"]) == 1
     assert f"FAILED: {java} is Java 11, which is too old: install Java 17 or later" in capsys.readouterr().out
 
 
-def check(**environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate", "check"]
+def java_that_says(version: str, folder: Path) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    return java
+
+
+@pytest.mark.parametrize(
+    ("spark", "java", "too_new"),
+    [("4.1.4", "25.0.1", True), ("4.1.4", "21.0.2", False), ("4.2.1", "25.0.1", False), ("4.3.0", "26", False)],
+)
+def test_check_refuses_a_java_that_this_release_of_spark_does_not_start_with(
+    spark: str, java: str, too_new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = java_that_says(java, tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(CheckFailed, match=r"too new for Spark 4\.1\.4: set JAVA_HOME") if too_new else nullcontext():
+        assert check_java(spark) == f"ok, {java.partition('.')[0]} ({found})"
+
+
+def test_check_reports_two_distributions_in_one_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["pyspark 4.3.0", "pyspark-client 4.2.0"]
+    monkeypatch.setattr(foreign_packages, "distributions_with", lambda name, folder: both if name == "pyspark" else [])
+    assert main(["check"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "FAILED: pyspark 4.3.0 and pyspark-client 4.2.0 are installed in the same folder" in last
+    assert "pip uninstall pyspark pyspark-client, then install the one that you use" in last
+
+
+def test_check_refuses_a_spark_that_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", "3.5.1")
+    assert main(["check"]) == 1
+    assert "FAILED: this Python has Spark 3.5.1, but Headgate supports 4.1 and later" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", ["argument", "environment"])
+def test_check_shows_no_token_of_a_server(where: str) -> None:
+    url = "sc://127.0.0.1:1/;token=tell-nobody"
+    done = check("--remote", url) if where == "argument" else check(SPARK_REMOTE=url)
+    assert done.returncode == 1
+    assert "FAILED: no session of the Spark Connect server sc://127.0.0.1:1 (" in done.stdout
+    assert "tell-nobody" not in done.stdout + done.stderr
+
+
+def check(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headgate", "check", *options]
     env = {**os.environ, **environment}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
 
@@ -88,8 +139,9 @@ def test_check_lets_a_task_ask_its_coordinator() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
         "packages",
-        "Java",
         "Spark",
+        "Java",
+        "session",
         "workers' Python",
         "sidecar and task",
         "Headgate works here.",

@@ -277,5 +277,5 @@ async def test_a_late_answer_is_an_error() -> None:  # H48
 def test_a_missing_sidecar_is_an_error_that_says_how_to_start_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(SidecarUnreachable, match="python -m headgate sidecar"):
+    with pytest.raises(SidecarUnreachable, match="headgate sidecar"):
         ask(ControlAddress("127.0.0.1", port, KEYS), DRIVER, "twice", timeout_s=1.0, connect_timeout_s=0.2)

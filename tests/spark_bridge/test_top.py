@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate top``, against a control port as a sidecar's process has one."""
+"""``headgate top``, against a control port as a sidecar's process has one."""
 
 from __future__ import annotations
 

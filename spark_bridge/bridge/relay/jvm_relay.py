@@ -11,7 +11,6 @@ from typing import Any
 from zipfile import BadZipFile
 
 import anyio
-from py4j.protocol import Py4JError
 
 from actors.logs import get_logger
 from actors.threads import DRIVER
@@ -138,6 +137,8 @@ def open_listener(
     The object receives events from ``attach()`` until ``close_listener``. A ``patient`` one tries to connect until the
     context stops. Raises ``RelayStopped``, or ``RelayRefused`` if the JVM cannot load its class.
     """
+    from py4j.protocol import Py4JError
+
     java_context = context._jsc.sc()
     if java_context.isStopped():
         raise RelayStopped("the SparkContext has stopped: build a new session first")
@@ -165,6 +166,8 @@ def new_listener(context: Any) -> Any:
 
 def close_listener(listener: Any) -> None:
     """Leave the bus and end the listener's threads. Idempotent; also after the context has stopped."""
+    from py4j.protocol import Py4JError
+
     try:
         listener.close()
     except (Py4JError, OSError) as problem:  # the JVM is gone, and the listener with it

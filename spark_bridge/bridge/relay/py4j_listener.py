@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import java_gateway
 
 from actors.logs import CountedLog, get_logger
 from actors.threads import DRIVER
@@ -260,6 +258,8 @@ class Py4jRelay:
         return look
 
     async def _command(self, call: Callable[[Any], Any]) -> Any:
+        from py4j.protocol import Py4JError
+
         if self._over is not None:
             raise RelayStopped(self._over)
 
@@ -276,6 +276,9 @@ class Py4jRelay:
     # --- on worker threads, because Py4J blocks ---
 
     def _attach(self) -> None:
+        from py4j.protocol import Py4JError
+        from pyspark import java_gateway
+
         gateway, java_context = self._context._gateway, self._context._jsc.sc()
         if java_context.isStopped():
             raise RelayStopped("the SparkContext has stopped: build a new session first")
@@ -299,6 +302,8 @@ class Py4jRelay:
             ) from problem
 
     def _detach(self) -> None:
+        from py4j.protocol import Py4JError
+
         listener, self._listener = self._listener, None
         try:
             if listener is not None and self._bus is not None:
@@ -362,6 +367,8 @@ def _stop_callback_server(gateway: Any) -> None:
 
 def _active_jobs(java_context: Any) -> list[JobStarted]:
     """The start of each active job, which may be known already: the bus may have dropped some."""
+    from py4j.protocol import Py4JJavaError
+
     scheduler = java_context.dagScheduler()
     started = []
     with contextlib.suppress(Py4JJavaError):  # the tables have changed in the meantime; the next query finds the rest

@@ -127,7 +127,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class SidecarProgram:
-    """Runs ``python -m headgate sidecar``, always with the same arguments. ``kill`` and ``start`` it at any time."""
+    """Runs ``headgate sidecar``, always with the same arguments. ``kill`` and ``start`` it at any time."""
 
     def __init__(self, folder: Path, factory: str = "streaming", *more: str) -> None:
         self.secret_file = folder / "secret"

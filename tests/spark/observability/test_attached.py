@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A sidecar in its own process is looked at by its driver and by ``python -m headgate top``, while a job runs."""
+"""A sidecar in its own process is looked at by its driver and by ``headgate top``, while a job runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate history`` on event logs that are written here; tests/spark/observability reads real ones."""
+"""``headgate history`` on event logs that are written here; tests/spark/observability reads real ones."""
 
 from __future__ import annotations
 

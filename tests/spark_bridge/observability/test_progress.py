@@ -34,7 +34,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(progress, "SparkContext", SimpleNamespace(_active_spark_context=None))
+    monkeypatch.setattr(progress, "active_context", lambda: None)
     return iter(())
 
 
@@ -103,7 +103,7 @@ def test_a_sidecar_that_is_away_for_a_moment_costs_nothing_but_the_figures() -> 
 def test_it_stays_below_the_bar_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     conf = {"spark.ui.showConsoleProgress": "true"}
     context = SimpleNamespace(getConf=lambda: conf)
-    monkeypatch.setattr(progress, "SparkContext", SimpleNamespace(_active_spark_context=context))
+    monkeypatch.setattr(progress, "active_context", lambda: context)
     with Progress("crawl", Told(), shown=True) as bar:
         assert bar._bar.pos == -1
     conf.clear()

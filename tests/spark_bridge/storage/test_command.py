@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m headgate checkpoints``: what it prints about a directory."""
+"""``headgate checkpoints``: what it prints about a directory."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_the_command_lists_savepoints_that_lie_in_a_storage_too(
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_directory_in_place_of_a_file_is_refused_with_how_to_list_its_files(tmp_path: Path, slash: str) -> None:
     MemoryStorage().store_savepoint(tmp_path / "savepoints", "words", of("a"))
-    with pytest.raises(StorageError, match=r"it is a directory.*python -m headgate checkpoints"):
+    with pytest.raises(StorageError, match=r"it is a directory.*headgate checkpoints"):
         read_file(f"{tmp_path}/savepoints{slash}")
 
 
