@@ -202,7 +202,7 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         if self._stages or isinstance(operator, Chain):
             return self._subtask_of(operator)
         if isinstance(operator, SubtaskTask):
-            raise TypeError(f"{operator!r} was already made by subtask(): pass the operator's class or function itself")
+            raise TypeError("what subtask() returned is for Spark: pass the operator's class or function itself")
         if not callable(operator):
             raise TypeError(
                 f"{show(operator)} is not callable: pass the operator's class and its arguments, "

@@ -107,12 +107,13 @@ CLOSED_WHILE_RUNNING = (
 
 
 class _Call(Coroutine[Any, Any, Any]):
-    """A coroutine of a method of ``SidecarRuntime``. It logs if it is dropped before anything has run it."""
+    """A coroutine of a method of ``SidecarRuntime`` or of its handles. It logs if it is dropped before anything has run it."""
 
-    __slots__ = ("_at", "_begun", "_coroutine", "_method", "_told")
+    __slots__ = ("_at", "_begun", "_coroutine", "_method", "_owner", "_told")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], method: str, at: str) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], owner: str, method: str, at: str) -> None:
         self._coroutine = coroutine
+        self._owner = owner
         self._method = method
         self._at = at
         self._begun = False  # or closed
@@ -140,7 +141,7 @@ class _Call(Coroutine[Any, Any, Any]):
         self._told = True
         raise AttributeError(
             f"{self._method}() was called without await, so its result with {name!r} is not here yet: "
-            f"write `await sidecar.{self._method}(...)` at {self._at}"
+            f"write `await {self._owner}.{self._method}(...)` at {self._at}"
         )
 
     def __del__(self) -> None:
@@ -153,7 +154,7 @@ class _Call(Coroutine[Any, Any, Any]):
             "sidecar method never awaited",
             method=self._method,
             at=self._at,
-            hint=f"nothing was done: write `await sidecar.{self._method}(...)`",
+            hint=f"nothing was done: write `await {self._owner}.{self._method}(...)`",
         )
 
 
@@ -165,11 +166,13 @@ def must_be_awaited(method: F) -> F:
     The call returns a coroutine as before, which can be awaited, given to a task, or passed to ``asyncio.gather``.
     """
 
+    owner = "handle" if method.__qualname__.startswith("AsyncOperatorHandle") else "sidecar"
+
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> _Call:
         caller = sys._getframe(1)
         at = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_name}"
-        return _Call(method(*args, **kwargs), method.__name__, at)
+        return _Call(method(*args, **kwargs), owner, method.__name__, at)
 
     return cast(F, call)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, runtime_checkable
+from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.errors import GatewayFull, LocalProtocolError
-from protocol.event_types import Sent_contra
+from protocol.event_types import Answer, Request, Sent_contra
 from protocol.subtask.types import MailboxItem
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import Registered
@@ -259,12 +259,19 @@ class SubtaskContext(Generic[Sent_contra]):
         """
         self._counting().observe(name, value)
 
+    @overload
+    def request(self, payload: Request[Answer], timeout_s: float = 30.0) -> Answer: ...
+
+    @overload
+    def request(self, payload: Any, timeout_s: float = 30.0) -> Any: ...
+
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to the coordinator's ``handle_request`` and return its answer.
 
-        ``payload`` and answer have the types that events can have. ``timeout_s`` is in seconds. Requests and
-        events arrive in the order in which they were sent. No event is handled during the wait, and a checkpoint that
-        starts during it is declined, unless the operator sets ``snapshot_anywhere``.
+        ``payload`` and answer have the types that events can have. If the class of ``payload`` is a
+        ``Request[Answer]``, a type checker knows the answer. ``timeout_s`` is in seconds. Requests and events arrive in
+        the order in which they were sent. No event is handled during the wait, and a checkpoint that starts during it
+        is declined, unless the operator sets ``snapshot_anywhere``.
 
         Raises:
             RequestFailed: the coordinator answered with an error.
