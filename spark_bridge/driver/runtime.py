@@ -107,7 +107,7 @@ CLOSED_WHILE_RUNNING = (
 
 
 class _Call(Coroutine[Any, Any, Any]):
-    """A coroutine of a method of ``SidecarRuntime`` or of its handles. It logs if it is dropped before anything has run it."""
+    """A coroutine of ``SidecarRuntime`` or one of its handles. It logs if it is dropped before anything has run it."""
 
     __slots__ = ("_at", "_begun", "_coroutine", "_method", "_owner", "_told")
 

@@ -31,7 +31,6 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from actors.logs import get_logger
 from actors.waiting_at import running_at
 from protocol.arguments import ACTION, checked
-from protocol.event_types import Received, Sent
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import ActionRuns
@@ -79,11 +78,11 @@ def _on_its_loop(
     return decorate
 
 
-def _blocking(
-    method: Callable[Concatenate[SidecarRuntime, P], Awaitable[AsyncOperatorHandle[Received, Sent]]],
-) -> Callable[Concatenate[SidecarRuntime, P], Awaitable[OperatorHandle[Received, Sent]]]:
-    """For type checkers: the runtime of a ``Sidecar`` makes handles whose ``run`` blocks."""
-    return method
+def _handle_on_its_loop(
+    method: Callable[Concatenate[SidecarRuntime, P], Awaitable[AsyncOperatorHandle[T, R]]],
+) -> Callable[[Callable[..., object]], Callable[Concatenate[Sidecar, P], OperatorHandle[T, R]]]:
+    """``_on_its_loop`` for type checkers: the runtime of a ``Sidecar`` makes handles whose ``run`` blocks."""
+    return _on_its_loop(method)
 
 
 class Sidecar(PartFactories):
@@ -205,7 +204,7 @@ class Sidecar(PartFactories):
             with suppress(RuntimeError):  # its loop is closed
                 runtime._loop.call_soon_threadsafe(runtime._hurry)
 
-    @_on_its_loop(_blocking(SidecarRuntime.coordinate))
+    @_handle_on_its_loop(SidecarRuntime.coordinate)
     def coordinate(self, *args: Any, **kwargs: Any) -> Any:
         """Start ``coordinator`` for an operator of ``parallelism`` subtasks and return the operator's handle.
 
@@ -258,7 +257,7 @@ class Sidecar(PartFactories):
         ``ValueError`` or ``TypeError`` for invalid arguments; ``SidecarNotRunning`` outside the ``with`` block.
         """
 
-    @_on_its_loop(_blocking(SidecarRuntime.source))
+    @_handle_on_its_loop(SidecarRuntime.source)
     def source(self, *args: Any, **kwargs: Any) -> Any:
         """Make ``spark.read.format(name).load()`` read ``source``, with splits on demand, and return its handle.
 

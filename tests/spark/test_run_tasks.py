@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``handle.run`` runs the tasks and returns what they yield; ``tests/spark/connect`` has the same over Spark Connect."""
+"""``handle.run`` runs the tasks and returns what they yield. ``tests/spark/connect`` has the same for Spark Connect."""
 
 from __future__ import annotations
 
