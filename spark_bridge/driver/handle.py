@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
 from itertools import pairwise
@@ -139,7 +139,7 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
     @checked(data=RECORDS)
     def run(
         self,
-        operator: TaskCode[Sent, Received, Output] = None,
+        operator: TaskCode[Sent, Received, Output] | SubtaskTask = None,
         data: Iterable[Any] = (),
         *,
         restart: RestartStrategy = DEFAULT_RESTART,
@@ -148,9 +148,9 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         """Run the operator's tasks, and return what they yield, in the order of the subtasks.
 
         ``operator`` is the class of a ``SubtaskOperator``, a plain function of the records, ``function(records)`` or
-        ``function(context, records)``, or nothing for a ``chain``, as for ``subtask``. If it takes arguments, give them
-        with ``functools.partial``. Each subtask gets an equal part of ``data``, in order, or no records without it.
-        ``data`` is for what fits into each task: any values that can be pickled.
+        ``function(context, records)``, or nothing for a ``chain``, as for ``subtask``. If it takes arguments, pass what
+        ``subtask`` returns: ``handle.run(handle.subtask(MyOperator, 3))``. Each subtask gets an equal part of ``data``,
+        in order, or no records without it. ``data`` is for what fits into each task: any values that can be pickled.
 
         This is one action for ``Sidecar.run``, which says what ``restart`` and ``input_id`` mean, how a run is
         interrupted, and what is raised. It works alike in a driver, over Spark Connect and for an ``AttachedSidecar``;
@@ -162,8 +162,9 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         Spark, use an action of Spark with ``subtask``. In streaming mode, a task that was retried continues after its
         checkpoint, so what it had yielded before is missing here, and belongs into a sink.
 
-        Raises ``TypeError`` as ``subtask`` does, and for ``data`` that is a text, a mapping, an RDD or a DataFrame;
-        ``SidecarError`` if Spark is in another process; and otherwise as ``Sidecar.run``.
+        Raises ``TypeError`` as ``subtask`` does, for tasks of another operator, and for ``data`` that is a text, a
+        mapping, an RDD or a DataFrame; ``SidecarError`` if Spark is in another process; and otherwise as
+        ``Sidecar.run``.
         """
         results: list[Output] = self._run_with(operator, data, restart, input_id)
         return results
@@ -177,7 +178,14 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
                 f"the tasks of operator {self.operator_id!r} cannot be run here, because Spark is in another process: "
                 f"run them there, with AttachedSidecar(...).operator({self.operator_id!r}).run(...)"
             )
-        task, records, many = self.subtask(operator), list(data), self.parallelism
+        task = operator if isinstance(operator, SubtaskTask) else self.subtask(operator)
+        if task.endpoint != self._endpoint:
+            raise TypeError(
+                f"these are tasks of operator {task.endpoint.operator_id!r}, and this is the handle of "
+                f"{self.operator_id!r}: call run() of the handle whose subtask() has made them"
+            )
+        many = self.parallelism
+        records = data if isinstance(data, range) else list(data)  # a part of a range is one, however long
         ends = [len(records) * part // many for part in range(many + 1)]
         parts = [records[begin:end] for begin, end in pairwise(ends)]
         action = partial(_results, self._spark, task, parts)
@@ -202,7 +210,9 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         if self._stages or isinstance(operator, Chain):
             return self._subtask_of(operator)
         if isinstance(operator, SubtaskTask):
-            raise TypeError("what subtask() returned is for Spark: pass the operator's class or function itself")
+            raise TypeError(
+                "what subtask() has returned is for Spark, or for run(): pass the operator's class or function"
+            )
         if not callable(operator):
             raise TypeError(
                 f"{show(operator)} is not callable: pass the operator's class and its arguments, "
@@ -307,7 +317,7 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         return self._statistics()
 
 
-def _results(spark: Any, task: SubtaskTask, records: list[list[Any]]) -> list[Any]:
+def _results(spark: Any, task: SubtaskTask, records: list[Sequence[Any]]) -> list[Any]:
     """The action of ``OperatorHandle.run``: a job with one partition for each element of ``records``. Blocks."""
     many = len(records)
     if is_remote(spark):

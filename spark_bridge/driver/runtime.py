@@ -89,6 +89,7 @@ from spark_bridge.storage import (
 )
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.task_entry import SubtaskTask
 
 if TYPE_CHECKING:
     from spark_bridge.driver.handle import TaskCode
@@ -187,7 +188,7 @@ class AsyncOperatorHandle(OperatorHandle[Received, Sent]):
     @checked(data=RECORDS)
     async def run(  # type: ignore[override]  # as the methods of SidecarRuntime are those of Sidecar
         self,
-        operator: TaskCode[Sent, Received, Output] = None,
+        operator: TaskCode[Sent, Received, Output] | SubtaskTask = None,
         data: Iterable[Any] = (),
         *,
         restart: RestartStrategy = DEFAULT_RESTART,

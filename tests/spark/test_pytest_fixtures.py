@@ -14,6 +14,7 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.long]  # another JVM
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLE = ROOT / "examples" / "testing" / "test_fixtures.py"
 PROGRAM = """
 import pytest
 
@@ -34,12 +35,14 @@ def test_the_session_is_shared(headgate_spark):
 
 
 def test_a_test_of_a_user_has_a_sidecar_of_a_shared_session(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = spark: needs Java\n", encoding="utf-8")
     (tmp_path / "test_program.py").write_text(PROGRAM, encoding="utf-8")
     plugin = ["-p", "no:headgate", "-p", "headgate._pytest"]  # whether this environment has its entry point or not
+    options = ["-c", "pytest.ini", "-p", "no:cacheprovider", "--asyncio-mode", "auto"]
     environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "test_program.py"],
+        [sys.executable, "-m", "pytest", *plugin, *options, "test_program.py", EXAMPLE],
         cwd=tmp_path, capture_output=True, text=True, timeout=550, check=False,
         env={**environment, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
-    assert "5 passed" in done.stdout, done.stdout + done.stderr
+    assert "7 passed" in done.stdout, done.stdout + done.stderr

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 from headgate import (
@@ -93,5 +92,5 @@ def typed(values: list[Any]) -> list[tuple[type, Any]]:
 def check_values(job: OperatorHandle) -> None:
     """``job`` has no coordinator of the user's."""
     assert typed(job.run(echo, VALUES)) == typed(VALUES)
-    assert job.run(partial(numbered, factor=10), range(4)) == [(0, 0), (1, 10), (2, 20), (2, 30)]
+    assert job.run(job.subtask(numbered, factor=10), range(4)) == [(0, 0), (1, 10), (2, 20), (2, 30)]
     assert job.run(echo) == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_parts_of_another_process_work_and_count_once_though_a_worker_is_killed(
     with attach(spark, program("with_parts")) as sidecar:
         job = sidecar.operator("crawl")
         parts = [job.part(name) for name in ("pages", "service", "rules")]
-        action = Action(lambda: job.run(partial(crawl, *parts, tmp_path / "killed")))
+        action = Action(lambda: job.run(job.subtask(crawl, *parts, tmp_path / "killed")))
         wait_until(lambda: job.counters().get("looked", 0) != 0, "the tasks wait for a rule")
         assert sidecar.request("crawl", {"factor": 7}, part="rules") == 2
         assert sorted(action.result()) == [(page, 7) for page in range(1, PAGES + 1)]
@@ -87,7 +86,7 @@ def test_parts_are_made_again_with_a_sidecar_that_is_started_again(
         job = sidecar.operator("crawl")
         parts = [job.part(name) for name in ("pages", "service", "rules")]
         (tmp_path / "killed").touch()
-        action = Action(lambda: job.run(partial(crawl, *parts, tmp_path / "killed")))
+        action = Action(lambda: job.run(job.subtask(crawl, *parts, tmp_path / "killed")))
         wait_until(lambda: job.counters().get("looked", 0) != 0, "the tasks wait for a rule")
         here.kill()
         here.start()
