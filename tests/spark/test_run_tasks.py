@@ -26,7 +26,7 @@ from tests.spark.yielding import (
 pytestmark = pytest.mark.spark
 
 
-def test_values_arrive_in_order_with_their_types(spark: SparkSession) -> None:
+def test_values_arrive_in_order_with_their_types(spark: SparkSession) -> None:  # H166
     with Sidecar(spark) as sidecar:
         check_values(sidecar.coordinate("values", parallelism=SUBTASKS))
         job = sidecar.coordinate("squares", squares, parallelism=2)

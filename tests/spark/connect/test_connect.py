@@ -52,7 +52,7 @@ def test_a_killed_task_of_a_client_is_reset_and_every_row_counts_once(server: Co
     assert handle.statistics()["failures"] == 1
 
 
-def test_run_returns_the_values_that_tasks_yield_as_in_a_driver(session: Any) -> None:
+def test_run_returns_the_values_that_tasks_yield_as_in_a_driver(session: Any) -> None:  # H166
     with travelling_by_value(yielding), Sidecar(session) as sidecar:
         yielding.check_values(sidecar.coordinate("values", parallelism=yielding.SUBTASKS))
         job = sidecar.coordinate("squares", yielding.squares, parallelism=2)
