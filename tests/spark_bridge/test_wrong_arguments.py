@@ -360,20 +360,20 @@ def handle_of(operator_id: str, spark: object = None) -> OperatorHandle:
 )
 def test_run_takes_only_records_of_the_program(data: Any) -> None:
     with pytest.raises(TypeError, match="data must be records of this program, such as a list; over an RDD"):
-        handle_of("op", spark="a session").run(list, data)
+        handle_of("op", spark="a session").run(sorted, data)
 
 
 def test_tasks_of_one_operator_are_not_run_by_another_one_and_have_no_subtasks() -> None:
     job, other = handle_of("op", spark="a session"), handle_of("other", spark="a session")
-    assert job.run(job.subtask(list), restart=NO_RESTART, input_id="today") == [
+    assert job.run(job.subtask(sorted), restart=NO_RESTART, input_id="today") == [
         {"restart": NO_RESTART, "operators": [job], "input_id": "today"}
     ]
     with pytest.raises(TypeError, match=r"tasks of operator 'other', and this is the handle of 'op': call run\(\) of"):
-        job.run(other.subtask(list))
+        job.run(other.subtask(sorted))
     with pytest.raises(TypeError, match=r"what subtask\(\) has returned is for Spark, or for run\(\)"):
-        job.subtask(job.subtask(list))
+        job.subtask(job.subtask(sorted))
 
 
 def test_tasks_cannot_be_run_where_spark_is_in_another_process() -> None:
     with pytest.raises(SidecarError, match=r"Spark is in another process: run them there, with AttachedSidecar"):
-        handle_of("op").run(list)
+        handle_of("op").run(sorted)
