@@ -317,7 +317,7 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         return self._statistics()
 
 
-def _results(spark: Any, task: SubtaskTask, records: list[Sequence[Any]]) -> list[Any]:
+def _results(spark: Any, task: SubtaskTask, records: Sequence[Sequence[Any]]) -> list[Any]:
     """The action of ``OperatorHandle.run``: a job with one partition for each element of ``records``. Blocks."""
     many = len(records)
     if is_remote(spark):

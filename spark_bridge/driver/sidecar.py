@@ -31,6 +31,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from actors.logs import get_logger
 from actors.waiting_at import running_at
 from protocol.arguments import ACTION, checked
+from protocol.event_types import Received, Sent
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import ActionRuns
@@ -79,8 +80,8 @@ def _on_its_loop(
 
 
 def _handle_on_its_loop(
-    method: Callable[Concatenate[SidecarRuntime, P], Awaitable[AsyncOperatorHandle[T, R]]],
-) -> Callable[[Callable[..., object]], Callable[Concatenate[Sidecar, P], OperatorHandle[T, R]]]:
+    method: Callable[Concatenate[SidecarRuntime, P], Awaitable[AsyncOperatorHandle[Received, Sent]]],
+) -> Callable[[Callable[..., object]], Callable[Concatenate[Sidecar, P], OperatorHandle[Received, Sent]]]:
     """``_on_its_loop`` for type checkers: the runtime of a ``Sidecar`` makes handles whose ``run`` blocks."""
     return _on_its_loop(method)
 

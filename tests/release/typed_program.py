@@ -328,7 +328,9 @@ def count_above(spark: SparkSession) -> None:
         handle.run(LimitCoordinator)  # type: ignore[arg-type]
         assert_type(handle.run(above, range(3)), list[int])
         assert_type(handle.run(halves, [1, 2]), list[float])
-        assert_type(sidecar.coordinate("none", parallelism=2).run(halves), list[float])
+        without = sidecar.coordinate("without", parallelism=2)
+        assert_type(without, OperatorHandle)
+        assert_type(without.run(halves), list[float])
 
 
 def write_files(spark: SparkSession, directory: str) -> None:
