@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
     from headgate import Sidecar
     from headgate.testing import World
 
-try:
-    import pytest_asyncio
-except ImportError:
-    pytest_asyncio = None  # type: ignore[assignment]
-
+HAS_PYTEST_ASYNCIO = find_spec("pytest_asyncio") is not None
 NewWorld = Callable[..., Awaitable["World"]]
 
 
@@ -51,7 +48,8 @@ async def _headgate_world_of_anyio() -> AsyncIterator[NewWorld]:
         yield new_world
 
 
-if pytest_asyncio is not None:  # which takes only its own fixtures in its strict mode
+if HAS_PYTEST_ASYNCIO:  # which takes only its own fixtures in its strict mode
+    import pytest_asyncio
 
     @pytest_asyncio.fixture
     async def _headgate_world_of_asyncio() -> AsyncIterator[NewWorld]:
@@ -72,7 +70,7 @@ def headgate_world(request: pytest.FixtureRequest) -> NewWorld:
             "install pytest-asyncio, or mark the test with pytest.mark.anyio",
             pytrace=False,
         )
-    of_anyio = pytest_asyncio is None or "anyio_backend" in request.fixturenames
+    of_anyio = not HAS_PYTEST_ASYNCIO or "anyio_backend" in request.fixturenames
     new_world: NewWorld = request.getfixturevalue(f"_headgate_world_of_{'anyio' if of_anyio else 'asyncio'}")
     return new_world
 
