@@ -172,7 +172,8 @@ class ResultTask:
     def __call__(self, given: Iterable[Any]) -> Iterator[Any]:
         if self._records is None:
             return self._encoded(chain.from_iterable(given))
-        return _arrow_batches(self._encoded(iter(self._records[current_task().subtask])))
+        batch_type = type(next(iter(given)))  # a record batch, of the library that is not imported here
+        return _in_batches(self._encoded(iter(self._records[current_task().subtask])), batch_type)
 
     def _encoded(self, records: Iterator[Any]) -> Iterator[bytes]:
         from protocol.wire.codec import encode_argument
@@ -182,20 +183,18 @@ class ResultTask:
             yield encode_argument("what a task yields to run()", value, limits)
 
 
-def _arrow_batches(values: Iterator[bytes]) -> Iterator[Any]:
+def _in_batches(values: Iterator[bytes], batch_type: Any) -> Iterator[Any]:
     """Few batches of many small values, and no batch of many large ones."""
-    import pyarrow
-
     batch: list[bytes] = []
     size_bytes = 0
     for value in values:
         batch.append(value)
         size_bytes += len(value)
         if size_bytes >= RESULT_BATCH_BYTES:
-            yield pyarrow.record_batch([pyarrow.array(batch, pyarrow.binary())], ["value"])
+            yield batch_type.from_pydict({"value": batch})
             batch, size_bytes = [], 0
     if batch:
-        yield pyarrow.record_batch([pyarrow.array(batch, pyarrow.binary())], ["value"])
+        yield batch_type.from_pydict({"value": batch})
 
 
 class _EventClasses(NamedTuple):
