@@ -41,18 +41,12 @@ def report(context: SubtaskContext, records: Iterator[int]) -> None:
     context.send_event(sum(records))
 
 
-async def total_below(
-    spark: SparkSession, sidecar: SidecarRuntime, name: str, count: int, *, timeout_s: float = 60.0
-) -> int:
+async def total_below(sidecar: SidecarRuntime, name: str, count: int, *, timeout_s: float = 60.0) -> int:
     """Add up the numbers below ``count`` in a Spark job. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
     job = await sidecar.coordinate(name, Total, parallelism=2)
-
-    def action() -> int:
-        return spark.sparkContext.parallelize(range(count), 2).mapPartitions(job.subtask(report)).count()
-
     try:
         async with asyncio.timeout(timeout_s):
-            await sidecar.run(action)
+            await job.run(report, range(count))
         total: int = await sidecar.request(name, "total")
         return total
     finally:
@@ -63,7 +57,7 @@ async def serve(spark: SparkSession) -> None:
     """Answer all requests concurrently."""
 
     async def answer(name: str, count: int) -> None:
-        print(f"  {name}: {await total_below(spark, sidecar, name, count)}", flush=True)
+        print(f"  {name}: {await total_below(sidecar, name, count)}", flush=True)
 
     async with Sidecar(spark) as sidecar, asyncio.TaskGroup() as requests:
         for name, count in REQUESTS.items():

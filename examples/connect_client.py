@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
@@ -32,12 +31,10 @@ COUNT = 10
 
 
 class Square(SplitReader):
-    """Yields the square of each split, as a record batch of one row."""
+    """Yields the square of each split."""
 
-    def read_split(self, split: int) -> Iterator[Any]:
-        import pyarrow
-
-        yield pyarrow.RecordBatch.from_pydict({"square": [split * split]})
+    def read_split(self, split: int) -> Iterator[int]:
+        yield split * split
 
 
 def numbers() -> SourceCoordinator:
@@ -48,9 +45,7 @@ def sum_of_squares(spark: SparkSession, config: SidecarConfig | None = None) -> 
     """The sum of the first squares. ``spark`` is a session of Spark Connect."""
     with Sidecar(spark, config) as sidecar:
         squares = sidecar.coordinate("squares", numbers, parallelism=2)
-        tasks = spark.range(0, 2, 1, 2).mapInArrow(squares.subtask(Square), "square long")
-        rows = sidecar.run(tasks.collect)
-    return sum(row.square for row in rows)
+        return sum(squares.run(Square))
 
 
 def sum_although_the_server_ends(url: str, config: SidecarConfig) -> int:
@@ -58,8 +53,7 @@ def sum_although_the_server_ends(url: str, config: SidecarConfig) -> int:
 
     def job(spark: SparkSession, sidecar: Sidecar) -> int:
         squares = sidecar.coordinate("squares", numbers, parallelism=2)
-        tasks = spark.range(0, 2, 1, 2).mapInArrow(squares.subtask(Square), "square long")
-        return sum(row.square for row in sidecar.run(tasks.collect))
+        return sum(squares.run(Square))
 
     return run_across_sessions(SparkSession.builder.remote(url).create, job, config)
 
@@ -67,9 +61,7 @@ def sum_although_the_server_ends(url: str, config: SidecarConfig) -> int:
 def sum_with_a_sidecar_elsewhere(spark: SparkSession, address: str, secret_file: str) -> int:
     """The same, if only this client connects to others. ``coordinate`` is the sidecar's factory."""
     with AttachedSidecar(spark, address, secret_file=secret_file) as sidecar:
-        task = sidecar.operator("squares").subtask(Square)
-        tasks = spark.range(0, 2, 1, 2).mapInArrow(task, "square long")
-        return sum(row.square for row in sidecar.run(tasks.collect))
+        return sum(sidecar.operator("squares").run(Square))
 
 
 async def coordinate(sidecar: SidecarRuntime) -> None:

@@ -51,8 +51,7 @@ def main(arguments: Sequence[str]) -> int:
                     queue.add(links_of(page))
                     yield page
 
-            tasks = spark.sparkContext.parallelize(range(TASKS), TASKS)
-            visited = tasks.mapPartitions(job.subtask(crawl)).collect()
+            visited = job.run(crawl)
     finally:
         spark.stop()
     print(

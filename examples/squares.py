@@ -20,6 +20,5 @@ spark = SparkSession.builder.master("local[2,4]").getOrCreate()
 with Sidecar(spark) as sidecar:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(10), state))
     job = sidecar.coordinate("squares", source, parallelism=2)
-    slots = spark.sparkContext.parallelize(range(2), 2)
-    print(sorted(slots.mapPartitions(job.subtask(Squares)).collect()))
+    print(sorted(job.run(Squares)))
 spark.stop()

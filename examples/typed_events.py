@@ -18,7 +18,7 @@ import numpy as np
 
 import headgate
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import OperatorCoordinator, Sidecar, SubtaskContext, SubtaskGateway, SubtaskOperator
+from headgate import OperatorCoordinator, Request, Sidecar, SubtaskContext, SubtaskGateway, SubtaskOperator
 
 SUBTASKS = 2
 READINGS = 1000
@@ -42,6 +42,14 @@ class Alarm:
     seen_by: int = 0
 
 
+@headgate.event
+@dataclass(frozen=True)
+class OffsetOf(Request[float]):
+    """From a task: how much too high are the readings of a sensor? The answer is a float."""
+
+    sensor: int
+
+
 class Watch(OperatorCoordinator[Alarm, Limits]):
     """In the driver: sends the limits, and collects the alarms."""
 
@@ -54,6 +62,9 @@ class Watch(OperatorCoordinator[Alarm, Limits]):
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Alarm) -> None:
         self._alarms.update(event.sensors)
 
+    async def handle_request(self, subtask: int, attempt: int, request: OffsetOf) -> float:
+        return 0.5 if request.sensor == 0 else 0.0
+
 
 class Compare(SubtaskOperator[Limits, Alarm]):
     """In the tasks: compares its readings with the limits."""
@@ -65,7 +76,10 @@ class Compare(SubtaskOperator[Limits, Alarm]):
         self.limits = event
 
     def process(self, records: Iterator[tuple[int, float]]) -> None:
-        high = frozenset(sensor for sensor, reading in records if reading > self.limits.highest[sensor])
+        offsets = [self.context.request(OffsetOf(sensor)) for sensor in range(3)]
+        high = frozenset(
+            sensor for sensor, reading in records if reading - offsets[sensor] > self.limits.highest[sensor]
+        )
         self.context.send_event(Alarm(high, seen_by=self.context.subtask))
 
 
@@ -79,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Sidecar(spark) as sidecar:
         watch = sidecar.coordinate("watch", lambda: Watch(alarms), parallelism=SUBTASKS)
         readings = [(number % 3, number % 100) for number in range(READINGS)]
-        spark.sparkContext.parallelize(readings, SUBTASKS).foreachPartition(watch.subtask(Compare))
+        watch.run(Compare, readings)
     print("sensors above their limits:", *sorted(alarms))
     spark.stop()
     return 0

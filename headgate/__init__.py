@@ -9,14 +9,14 @@ imported from here::
 
     with Sidecar(spark) as sidecar:
         job = sidecar.coordinate("squares", coordinator, parallelism=2)
-        rows = rdd.mapPartitions(job.subtask(Squares)).collect()
+        rows = job.run(Squares)
 
 Running:
     ``Sidecar`` runs coordinators in the driver's process (``async with`` gives a ``SidecarRuntime``), and
     ``AttachedSidecar`` reaches those in a separate process. ``start`` and ``stop`` are for notebooks and services that
     cannot use a ``with`` block. ``run_across_sessions`` continues a job after the loss of a Spark Connect server.
-    ``coordinate`` returns an ``OperatorHandle``. ``interrupts_held_back`` delays a Ctrl-C until a short block, such as
-    the start of Spark, has ended.
+    ``coordinate`` returns an ``OperatorHandle``, whose ``run`` runs the tasks and returns what they yield.
+    ``interrupts_held_back`` delays a Ctrl-C until a short block, such as the start of Spark, has ended.
 Writing the driver's half:
     ``OperatorCoordinator`` is the base class. Its methods are given a ``CoordinatorContext``, a ``SubtaskGateway`` for
     each attempt, and a ``FailureReason`` with its ``FailureKind``. A request may be answered later with a ``Reply``.
@@ -33,7 +33,8 @@ Ready-made parts:
     when one of them is lost. ``Permits`` limit a rate, or a number of users, over all tasks. ``handle.counters()`` has
     what tasks have counted with their context; a ``Distribution`` is what they observed.
 Sending your own classes:
-    ``event`` registers a dataclass, a named tuple or an enumeration, so that its values can be events.
+    ``event`` registers a dataclass, a named tuple or an enumeration, so that its values can be events. ``Request`` is
+    the base of one whose answers are of one type.
 Settings:
     ``SidecarConfig`` has what most programs set, and four groups of what fewer do: ``Addresses``, ``StorageDetails``,
     ``Watching`` and ``SidecarLimits``. It also takes a ``TlsCertificate``, a ``LedgerConfig`` and ``GatewayLimits``.
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from protocol.attempts import LedgerConfig as LedgerConfig
     from protocol.barrier_tracker import CheckpointConfig as CheckpointConfig
     from protocol.errors import HeadgateError as HeadgateError
+    from protocol.event_types import Request as Request
     from protocol.gateway.types import GatewayLimits as GatewayLimits
     from protocol.restart import NO_RESTART as NO_RESTART
     from protocol.restart import ExponentialDelay as ExponentialDelay

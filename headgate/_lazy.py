@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -24,7 +25,8 @@ def lazy(namespace: dict[str, Any]) -> tuple[list[str], Callable[[str], Any], Ca
     them: type checkers read it, and this function reads it as text, so that nothing is imported.
     """
     package = namespace["__name__"]
-    modules = _imported(namespace["__spec__"].loader.get_source(package))
+    # Finds the source in a zip, too, and that of a module which pytest has loaded: its loader gives none.
+    modules = _imported("".join(linecache.getlines(namespace["__file__"], namespace)))
 
     def get(name: str) -> Any:
         try:

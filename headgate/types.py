@@ -11,7 +11,8 @@ A program gets these values from methods, parameters and attributes. It needs a 
 Of the driver's half:
     ``send_event`` returns a ``Confirmation``. ``context.gateways`` is a ``LiveGateways``, ``context.store`` a
     ``CoordinatorStore``, ``gateway.attempt`` an ``ExecutionAttempt``, and ``context.mode`` a ``RestoreMode``: compare
-    it with ``RestoreMode.STREAMING``. ``chain`` returns a ``Chain``.
+    it with ``RestoreMode.STREAMING``. ``chain`` returns a ``Chain``, and ``coordinate`` of what ``async with Sidecar``
+    returns an ``AsyncOperatorHandle``.
 Of the task's half:
     ``GroupMember.checkpoint`` is a ``GroupCheckpoint``.
 Of what you inspect:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from protocol.barrier_tracker import CompletedCheckpoint as CompletedCheckpoint
     from protocol.ids import ExecutionAttempt as ExecutionAttempt
     from protocol.wire.messages import RestoreMode as RestoreMode
+    from spark_bridge.driver.runtime import AsyncOperatorHandle as AsyncOperatorHandle
     from spark_bridge.observability.status import AttemptStatus as AttemptStatus
     from spark_bridge.observability.status import OperatorStatus as OperatorStatus
     from spark_bridge.observability.status import SidecarStatus as SidecarStatus

@@ -12,8 +12,9 @@ from __future__ import annotations
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,8 +33,10 @@ __all__ = [
     "BATCH_PROPERTY",
     "LOOK_SCHEMA",
     "QUERY_ID",
+    "RESULT_SCHEMA",
     "ExecutorLook",
     "NotInsideTask",
+    "ResultTask",
     "SubtaskTask",
     "current_task",
 ]
@@ -49,6 +52,8 @@ BATCH_PROPERTY = "headgate.batch"
 """The Spark local property that names the operator whose ``for_each_batch`` calls the function now."""
 
 LOOK_SCHEMA = "problem string"
+RESULT_SCHEMA = "value binary"
+RESULT_BATCH_BYTES = 2**20
 DIAL_TIMEOUT_S = 5.0
 
 _HINT = (
@@ -131,6 +136,11 @@ class SubtaskTask:
         """Return this function with the operator that ``wrap(make_operator, *args)`` makes, without other arguments."""
         return SubtaskTask(partial(wrap, self._make_own(), *args), self._endpoint, parts=self._parts)
 
+    @property
+    def endpoint(self) -> TaskEndpoint:
+        """The address and settings that it receives."""
+        return self._endpoint
+
     def _make_own(self) -> Callable[[], SubtaskOperator] | None:
         return None if self._make_operator is None else partial(self._make_operator, *self._args, **self._kwargs)
 
@@ -142,6 +152,49 @@ class SubtaskTask:
 # PySpark would read them as the hints of a user's function. It does not know these, so `applyInArrow` of its Connect
 # client would raise an unrelated error, before the task can say what is wrong.
 SubtaskTask.__call__.__annotations__ = {}
+
+
+class ResultTask:
+    """A subtask for ``OperatorHandle.run``: it encodes what its operator yields as events are encoded.
+
+    So a driver reads the same values whether Spark runs in its process or behind Spark Connect, and it unpickles
+    nothing that a server of Spark Connect sends. It serves as the function of ``RDD.mapPartitions`` over an RDD with
+    one list of records for each partition, and of ``DataFrame.mapInArrow`` with Spark Connect, where there are no RDDs:
+    ``records`` are then those of each subtask, and travel with the function.
+    """
+
+    __name__ = "headgate_subtask"
+
+    def __init__(self, task: SubtaskTask, records: Sequence[Sequence[Any]] | None = None) -> None:
+        self._task = task
+        self._records = records
+
+    def __call__(self, given: Iterable[Any]) -> Iterator[Any]:
+        if self._records is None:
+            return self._encoded(chain.from_iterable(given))
+        batch_type = type(next(iter(given)))  # a record batch, of the library that is not imported here
+        return _in_batches(self._encoded(iter(self._records[current_task().subtask])), batch_type)
+
+    def _encoded(self, records: Iterator[Any]) -> Iterator[bytes]:
+        from protocol.wire.codec import encode_argument
+
+        limits = self._task.endpoint.wire_limits
+        for value in self._task(records):
+            yield encode_argument("what a task yields to run()", value, limits)
+
+
+def _in_batches(values: Iterator[bytes], batch_type: Any) -> Iterator[Any]:
+    """Few batches of many small values, and no batch of many large ones."""
+    batch: list[bytes] = []
+    size_bytes = 0
+    for value in values:
+        batch.append(value)
+        size_bytes += len(value)
+        if size_bytes >= RESULT_BATCH_BYTES:
+            yield batch_type.from_pydict({"value": batch})
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch_type.from_pydict({"value": batch})
 
 
 class _EventClasses(NamedTuple):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -92,6 +93,68 @@ def test_a_users_program_passes_mypy_with_the_wheel_installed(wheel: Path, tmp_p
     (site / "what_it_needs.pth").write_text(sysconfig.get_path("purelib"))
     program = shutil.copy(TYPED_PROGRAM, tmp_path)
     run([sys.executable, "-m", "mypy", "--strict", "--python-executable", python, program], cwd=tmp_path)
+
+
+WORLDS = """
+import pytest
+from headgate import OperatorCoordinator
+
+class Doubling(OperatorCoordinator):
+    async def handle_request(self, subtask, attempt, request):
+        return 2 * request
+
+    async def close(self):
+        print("closed")
+
+{marks}
+async def test_a_world(headgate_world):
+    for request in (1, 2):
+        world = await headgate_world(Doubling, parallelism=1)
+        (task,) = await world.launch_all()
+        answer = task.request(request)
+        await world.settle()
+        assert answer.value == 2 * request
+"""
+FUNCTION_SCOPE = ["-o", "asyncio_default_fixture_loop_scope=function"]  # otherwise pytest-asyncio warns
+UNUSED = """
+import sys
+
+def test_that_asks_for_nothing():
+    assert not {"actors", "protocol", "pyspark", "py4j"} & sys.modules.keys()
+"""
+NOT_ASYNC = """
+def test_that_is_not_async(headgate_world):
+    headgate_world()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "told"),
+    [
+        ([*FUNCTION_SCOPE, "-o", "asyncio_mode=auto"], WORLDS.format(marks=""), ["closed\nclosed", "1 passed"]),
+        (FUNCTION_SCOPE, WORLDS.format(marks="@pytest.mark.asyncio"), ["closed\nclosed", "1 passed"]),
+        (
+            ["-p", "no:asyncio"],
+            WORLDS.format(marks="@pytest.mark.parametrize('anyio_backend', ['asyncio'])\n@pytest.mark.anyio"),
+            ["closed\nclosed", "1 passed"],
+        ),
+        (FUNCTION_SCOPE, UNUSED, ["1 passed"]),
+        (FUNCTION_SCOPE, NOT_ASYNC, ["test_that_is_not_async is not async", "1 error"]),
+    ],
+    ids=["auto", "strict", "anyio", "unused", "not async"],
+)
+def test_pytest_finds_the_fixtures_of_an_installed_wheel(
+    wheel: Path, tmp_path: Path, options: list[str], program: str, told: list[str]
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    (tmp_path / "test_program.py").write_text(program, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "pytest", "-s", "-p", "no:cacheprovider", *options, "test_program.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTEST_ADDOPTS": ""},
+    )  # fmt: skip
+    assert [text for text in told if text not in done.stdout] == [], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

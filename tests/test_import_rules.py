@@ -80,6 +80,7 @@ class Layer:
 LAYERS = (
     # The front door loads lazily; its names come from any layer.
     Layer("headgate/__main__.py", STDLIB | {"spark_bridge.command"}),
+    Layer("headgate/_pytest.py", STDLIB | {"headgate", "pyspark", "pytest", "pytest_asyncio"}),
     # The kit for users' tests, which needs neither Spark nor pytest.
     Layer(
         "headgate/testing/",
@@ -466,6 +467,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
         ("spark_bridge.command", ["pyspark", "py4j"]),
         ("headgate", ["actors", "protocol", "pyspark", "anyio", "structlog", "msgpack"]),
         ("headgate.__main__", ["pyspark", "py4j"]),
+        ("headgate._pytest", ["actors", "protocol", "pyspark", "py4j", "anyio", "structlog", "msgpack"]),
         ("headgate.testing", ["pyspark", "py4j", "pytest", "hypothesis"]),
         ("protocol", ["actors", "spark_bridge", "pyspark", "anyio", "structlog", "asyncio"]),
     ],

@@ -37,7 +37,6 @@ spark = SparkSession.builder.master("local[2,4]").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 with Sidecar(spark) as sidecar:
     till = sidecar.coordinate("till", Till, parallelism=2)
-    orders = spark.sparkContext.parallelize(range(1, 1001), 2)
-    orders.mapPartitions(till.subtask(Seller)).count()
+    till.run(Seller, range(1, 1001))
     print("takings:", sidecar.request("till", "takings"), "of", sum(range(1, 1001)))
 spark.stop()

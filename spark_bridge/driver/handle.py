@@ -4,15 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, TypeVar, cast
 
 from actors.logs import get_logger
-from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
+from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, Rule, checked
 from protocol.describing import show
+from protocol.event_types import Output, Received, Sent
+from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from protocol.wire.codec import decode_event
 from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.errors import SidecarError
+from spark_bridge.driver.environment import is_remote
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
@@ -27,12 +33,30 @@ from spark_bridge.primitives.work_queue.driver import QUEUE_BYTES_MAX, WorkQueue
 from spark_bridge.primitives.work_queue.task import ITEMS, KEY
 from spark_bridge.subtask.operator import FunctionOperator, SubtaskOperator, function_operator
 from spark_bridge.subtask.parts import TaskPart, check_operator
-from spark_bridge.task_entry import SubtaskTask
+from spark_bridge.task_entry import RESULT_SCHEMA, ResultTask, SubtaskTask
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
+
+    TaskCode = (
+        Callable[..., SubtaskOperator[Sent, Received]]
+        | Callable[Concatenate[Iterator[Any], ...], Iterable[Output] | None]
+        | Callable[Concatenate[SubtaskContext[Received], Iterator[Any], ...], Iterable[Output] | None]
+        | Chain
+        | None
+    )
 
 __all__ = ["OperatorHandle", "PartFactories", "StaysOnDriver"]
 
 T = TypeVar("T")
 log = get_logger("headgate.operators")
+
+RECORDS = Rule(
+    "records of this program, such as a list; over an RDD or a DataFrame, give handle.subtask(...) to mapPartitions, "
+    "mapInPandas or mapInArrow, and call the action",
+    lambda data: not hasattr(data, "columns") and not hasattr(data, "column_names"),
+    is_type=True,
+)
 
 
 class StaysOnDriver:
@@ -47,11 +71,14 @@ class StaysOnDriver:
         )
 
 
-class OperatorHandle(StaysOnDriver):
-    """An operator that ``coordinate`` has started: makes its tasks, and reports figures and failures.
+class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
+    """An operator that ``coordinate`` has started: runs its tasks, and reports figures and failures.
 
     Thread-safe. ``subtask`` and the properties also work after the sidecar has closed, but a task that starts then
     cannot reach its coordinator and fails.
+
+    A type checker knows what the coordinator receives and sends, and so what an operator, or a function with a context,
+    must handle and may send.
     """
 
     def __init__(
@@ -63,7 +90,10 @@ class OperatorHandle(StaysOnDriver):
         task_parts: Mapping[str, Callable[[], SubtaskOperator]] = PARTS_OF_ALL,
         stages: tuple[str, ...] = (),
         displays: Displays | None = None,
+        run: Callable[..., Any] | None = None,
+        spark: Any = None,
     ) -> None:
+        """``run`` is that of the sidecar, and ``spark`` its session or context; None if it is in another process."""
         self._endpoint = endpoint
         self._statistics = statistics
         self._failure = failure
@@ -71,6 +101,8 @@ class OperatorHandle(StaysOnDriver):
         self._task_parts = dict(task_parts)
         self._stages = stages
         self._displays = displays
+        self._run = run
+        self._spark = spark
 
     def __repr__(self) -> str:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
@@ -104,13 +136,65 @@ class OperatorHandle(StaysOnDriver):
         """The first exception with which the coordinator failed its latest job, or None."""
         return self._failure()
 
-    def subtask(
+    @checked(data=RECORDS)
+    def run(
         self,
-        operator: Callable[..., SubtaskOperator | Iterable[Any] | None] | Chain | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> SubtaskTask:
+        operator: TaskCode[Sent, Received, Output] | SubtaskTask = None,
+        data: Iterable[Any] = (),
+        *,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        input_id: str | None = None,
+    ) -> list[Output]:
+        """Run the operator's tasks, and return what they yield, in the order of the subtasks.
+
+        ``operator`` is the class of a ``SubtaskOperator``, a plain function of the records, ``function(records)`` or
+        ``function(context, records)``, or nothing for a ``chain``, as for ``subtask``. If it takes arguments, pass what
+        ``subtask`` returns: ``handle.run(handle.subtask(MyOperator, 3))``. Each subtask gets an equal part of ``data``,
+        in order, or no records without it. ``data`` is for what fits into each task: any values that can be pickled.
+
+        This is one action for ``Sidecar.run``, which says what ``restart`` and ``input_id`` mean, how a run is
+        interrupted, and what is raised. It works alike in a driver, over Spark Connect and for an ``AttachedSidecar``;
+        for ``async with``, it must be awaited. Inside ``with handle.progress():`` it has a progress bar.
+
+        The tasks can yield all values that an event can have, each of at most its size, and every one arrives with its
+        type; another one fails its task with ``EventEncodeError``. All of them are in the driver's memory at the end,
+        and Spark limits their total size (``spark.driver.maxResultSize``). For larger results, and for data that is in
+        Spark, use an action of Spark with ``subtask``. In streaming mode, a task that was retried continues after its
+        checkpoint, so what it had yielded before is missing here, and belongs into a sink.
+
+        Raises ``TypeError`` as ``subtask`` does, for tasks of another operator, and for ``data`` that is a text, a
+        mapping, an RDD or a DataFrame; ``SidecarError`` if Spark is in another process; and otherwise as
+        ``Sidecar.run``.
+        """
+        results: list[Output] = self._run_with(operator, data, restart, input_id)
+        return results
+
+    def _run_with(
+        self, operator: Any, data: Iterable[Any], restart: RestartStrategy, input_id: str | None = None
+    ) -> Any:
+        """Have the sidecar run the tasks: the result is what its ``run`` returns."""
+        if self._run is None or self._spark is None:
+            raise SidecarError(
+                f"the tasks of operator {self.operator_id!r} cannot be run here, because Spark is in another process: "
+                f"run them there, with AttachedSidecar(...).operator({self.operator_id!r}).run(...)"
+            )
+        task = operator if isinstance(operator, SubtaskTask) else self.subtask(operator)
+        if task.endpoint != self._endpoint:
+            raise TypeError(
+                f"these are tasks of operator {task.endpoint.operator_id!r}, and this is the handle of "
+                f"{self.operator_id!r}: call run() of the handle whose subtask() has made them"
+            )
+        many = self.parallelism
+        records = data if isinstance(data, range) else list(data)  # a part of a range is one, however long
+        ends = [len(records) * part // many for part in range(many + 1)]
+        parts = [records[begin:end] for begin, end in pairwise(ends)]
+        action = partial(_results, self._spark, task, parts)
+        return self._run(action, restart=restart, operators=[self], input_id=input_id)
+
+    def subtask(self, operator: TaskCode[Sent, Received, Any] = None, *args: Any, **kwargs: Any) -> SubtaskTask:
         """Make the function for ``mapPartitions``, ``mapInPandas``, ``mapInArrow`` or ``foreachPartition``.
+
+        For Spark's own actions, over data that is in Spark. ``run`` does without them.
 
         ``operator`` is the class of a ``SubtaskOperator``, or a function that returns one: each task calls
         ``operator(*args, **kwargs)``. It may also be a plain function of the records, ``function(records)`` or
@@ -125,6 +209,10 @@ class OperatorHandle(StaysOnDriver):
         """
         if self._stages or isinstance(operator, Chain):
             return self._subtask_of(operator)
+        if isinstance(operator, SubtaskTask):
+            raise TypeError(
+                "what subtask() has returned is for Spark, or for run(): pass the operator's class or function"
+            )
         if not callable(operator):
             raise TypeError(
                 f"{show(operator)} is not callable: pass the operator's class and its arguments, "
@@ -227,6 +315,18 @@ class OperatorHandle(StaysOnDriver):
         gone.
         """
         return self._statistics()
+
+
+def _results(spark: Any, task: SubtaskTask, records: Sequence[Sequence[Any]]) -> list[Any]:
+    """The action of ``OperatorHandle.run``: a job with one partition for each element of ``records``. Blocks."""
+    many = len(records)
+    if is_remote(spark):
+        frame = spark.range(0, many, 1, many).mapInArrow(ResultTask(task, records), RESULT_SCHEMA)
+        results = [row.value for row in frame.collect()]
+    else:
+        context = getattr(spark, "sparkContext", spark)
+        results = context.parallelize(records, many).mapPartitions(ResultTask(task)).collect()
+    return [decode_event(value, task.endpoint.wire_limits) for value in results]
 
 
 class PartFactories(StaysOnDriver):

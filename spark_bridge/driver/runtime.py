@@ -13,7 +13,7 @@ import dataclasses
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial, wraps
 from os import PathLike
@@ -33,6 +33,7 @@ from actors.threads import ACTIONS, DRIVER, USER
 from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked, moved
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.describing import type_name
+from protocol.event_types import Output, Received, Sent
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
@@ -50,7 +51,7 @@ from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import RUN_FAIL_S, Actions
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.handle import OperatorHandle, PartFactories
+from spark_bridge.driver.handle import RECORDS, OperatorHandle, PartFactories
 from spark_bridge.driver.loop import BlockedLoopWatch, FrozenHeap
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators, WholeCalls, check_savepoint_directory
@@ -88,6 +89,10 @@ from spark_bridge.storage import (
 )
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.task_entry import SubtaskTask
+
+if TYPE_CHECKING:
+    from spark_bridge.driver.handle import TaskCode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,12 +111,13 @@ CLOSED_WHILE_RUNNING = (
 
 
 class _Call(Coroutine[Any, Any, Any]):
-    """A coroutine of a method of ``SidecarRuntime``. It logs if it is dropped before anything has run it."""
+    """A coroutine of ``SidecarRuntime`` or one of its handles. It logs if it is dropped before anything has run it."""
 
-    __slots__ = ("_at", "_begun", "_coroutine", "_method", "_told")
+    __slots__ = ("_at", "_begun", "_coroutine", "_method", "_owner", "_told")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], method: str, at: str) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], owner: str, method: str, at: str) -> None:
         self._coroutine = coroutine
+        self._owner = owner
         self._method = method
         self._at = at
         self._begun = False  # or closed
@@ -139,7 +145,7 @@ class _Call(Coroutine[Any, Any, Any]):
         self._told = True
         raise AttributeError(
             f"{self._method}() was called without await, so its result with {name!r} is not here yet: "
-            f"write `await sidecar.{self._method}(...)` at {self._at}"
+            f"write `await {self._owner}.{self._method}(...)` at {self._at}"
         )
 
     def __del__(self) -> None:
@@ -152,7 +158,7 @@ class _Call(Coroutine[Any, Any, Any]):
             "sidecar method never awaited",
             method=self._method,
             at=self._at,
-            hint=f"nothing was done: write `await sidecar.{self._method}(...)`",
+            hint=f"nothing was done: write `await {self._owner}.{self._method}(...)`",
         )
 
 
@@ -164,13 +170,39 @@ def must_be_awaited(method: F) -> F:
     The call returns a coroutine as before, which can be awaited, given to a task, or passed to ``asyncio.gather``.
     """
 
+    owner = "handle" if method.__qualname__.startswith("AsyncOperatorHandle") else "sidecar"
+
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> _Call:
         caller = sys._getframe(1)
         at = f"{caller.f_code.co_filename}:{caller.f_lineno} in {caller.f_code.co_name}"
-        return _Call(method(*args, **kwargs), method.__name__, at)
+        return _Call(method(*args, **kwargs), owner, method.__name__, at)
 
     return cast(F, call)
+
+
+class AsyncOperatorHandle(OperatorHandle[Received, Sent]):
+    """The handle of an operator on the caller's event loop: an ``OperatorHandle`` whose ``run`` must be awaited.
+
+    ``coordinate`` of what ``async with Sidecar(spark)`` returns makes it. ``run`` is for that loop only.
+    """
+
+    @must_be_awaited
+    @checked(data=RECORDS)
+    async def run(  # type: ignore[override]  # as the methods of SidecarRuntime are those of Sidecar
+        self,
+        operator: TaskCode[Sent, Received, Output] | SubtaskTask = None,
+        data: Iterable[Any] = (),
+        *,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        input_id: str | None = None,
+    ) -> list[Output]:
+        """Run the operator's tasks, and return what they yield: see ``OperatorHandle.run``.
+
+        If the caller is cancelled, the jobs fail, as with ``SidecarRuntime.run``.
+        """
+        results: list[Output] = await self._run_with(operator, data, restart, input_id)
+        return results
 
 
 class SidecarRuntime(PartFactories):
@@ -182,7 +214,11 @@ class SidecarRuntime(PartFactories):
     A runtime that takes over from an earlier sidecar keeps its tasks waiting until ``_take_tasks``.
     """
 
-    def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
+    def __init__(
+        self, driver: SparkDriver, config: SidecarConfig, blocking_run: Callable[..., Any] | None = None
+    ) -> None:
+        """``blocking_run`` is that of a ``Sidecar`` around this runtime, for the handles, which are then blocking."""
+        self._blocking_run = blocking_run
         self._driver = driver
         self._config = config
         self._router = ConnectionRouter(
@@ -452,9 +488,9 @@ class SidecarRuntime(PartFactories):
         self._router.attach(self._bridge_ref)
 
     @property
-    def handles(self) -> Mapping[str, OperatorHandle]:
+    def handles(self) -> Mapping[str, AsyncOperatorHandle]:
         """The names and handles of the operators that are coordinated now."""
-        return self._operators.handles
+        return cast("Mapping[str, AsyncOperatorHandle]", self._operators.handles)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -485,7 +521,7 @@ class SidecarRuntime(PartFactories):
     async def coordinate(
         self,
         operator_id: str,
-        coordinator: GivenCoordinator | Chain = OperatorCoordinator,
+        coordinator: GivenCoordinator[Received, Sent] | Chain = OperatorCoordinator,
         *,
         parallelism: int,
         uses: Collection[Primitive] = (),
@@ -497,7 +533,7 @@ class SidecarRuntime(PartFactories):
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
         replace: bool = False,
-    ) -> OperatorHandle:
+    ) -> AsyncOperatorHandle[Received, Sent]:
         """See ``Sidecar.coordinate``."""
         self._require_running()
         mode = RestoreMode.named(mode)
@@ -541,20 +577,20 @@ class SidecarRuntime(PartFactories):
         )
 
     async def _replaced(
-        self, operator_id: str, add: Callable[[], Awaitable[OperatorHandle]], *, replace: bool
-    ) -> OperatorHandle:
+        self, operator_id: str, add: Callable[[], Awaitable[AsyncOperatorHandle]], *, replace: bool
+    ) -> AsyncOperatorHandle:
         """Call ``add``, with ``replace`` after the release of the operator of this name."""
         if not replace or operator_id not in self._operators:
             return await add()
         await self._until_idle(operator_id)
-        handle: OperatorHandle | None = None
+        handle: AsyncOperatorHandle | None = None
         with anyio.CancelScope(shield=True):  # from here on, a cancellation comes too late
             await self._release(operator_id)
             handle = await add()
         assert handle is not None
         return handle
 
-    async def _add(self, config: OperatorConfig, parts: Composed, restore: Restore) -> OperatorHandle:
+    async def _add(self, config: OperatorConfig, parts: Composed, restore: Restore) -> AsyncOperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
         operator = await self._operators.add(config, parts.parts, restore, parts.counters)
@@ -574,7 +610,8 @@ class SidecarRuntime(PartFactories):
             local_files=not encrypts_files,
         )
         statistics = operator.statistics.snapshot
-        handle = OperatorHandle(
+        make = cast("type[AsyncOperatorHandle]", AsyncOperatorHandle if self._blocking_run is None else OperatorHandle)
+        handle = make(
             endpoint,
             statistics,
             lambda: operator.failure,
@@ -582,6 +619,8 @@ class SidecarRuntime(PartFactories):
             parts.task_parts,
             parts.stages,
             self._displays,
+            self._blocking_run or self.run,
+            self._driver.spark_context or self._driver.session,
         )
         operator.handle = handle
         return handle
@@ -597,7 +636,7 @@ class SidecarRuntime(PartFactories):
         schema: Any = None,
         splits_max: int = 10_000,
         replace: bool = False,
-    ) -> OperatorHandle:
+    ) -> AsyncOperatorHandle:
         """See ``Sidecar.source``."""
         self._require_running()
         session = self._driver.session
@@ -627,7 +666,7 @@ class SidecarRuntime(PartFactories):
         session: SparkSession,
         columns: Any,
         operator: Callable[[], SubtaskOperator],
-    ) -> OperatorHandle:
+    ) -> AsyncOperatorHandle:
         name = config.operator_id
         coordinator = SourceCoordinator(lambda state: FormatEnumerator(source, planner))
         handle = await self._add(config, composed(name, coordinator, ()), "latest")

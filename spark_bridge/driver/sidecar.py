@@ -31,6 +31,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from actors.logs import get_logger
 from actors.waiting_at import running_at
 from protocol.arguments import ACTION, checked
+from protocol.event_types import Received, Sent
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import ActionRuns
@@ -41,7 +42,7 @@ from spark_bridge.driver.interrupts import holding_interrupts, interrupts_held_b
 from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.restarts import run_blocking
-from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.driver.runtime import AsyncOperatorHandle, SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver, SparkDriver
 from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.html import sidecar_html
@@ -76,6 +77,13 @@ def _on_its_loop(
         return call
 
     return decorate
+
+
+def _handle_on_its_loop(
+    method: Callable[Concatenate[SidecarRuntime, P], Awaitable[AsyncOperatorHandle[Received, Sent]]],
+) -> Callable[[Callable[..., object]], Callable[Concatenate[Sidecar, P], OperatorHandle[Received, Sent]]]:
+    """``_on_its_loop`` for type checkers: the runtime of a ``Sidecar`` makes handles whose ``run`` blocks."""
+    return _on_its_loop(method)
 
 
 class Sidecar(PartFactories):
@@ -120,7 +128,7 @@ class Sidecar(PartFactories):
                 self._leaver = Leaver()
                 stack.callback(self._leaver.end)
                 calls = stack.enter_context(LoopCalls())
-                runtime, leave_runtime = enter_on_loop(calls, SidecarRuntime(driver, self._config))
+                runtime, leave_runtime = enter_on_loop(calls, SidecarRuntime(driver, self._config, self.run))
                 stack.push(leave_runtime)
                 self._calls, self._runtime, self._process_id = calls, runtime, os.getpid()
                 self._stack = stack.pop_all()
@@ -197,7 +205,7 @@ class Sidecar(PartFactories):
             with suppress(RuntimeError):  # its loop is closed
                 runtime._loop.call_soon_threadsafe(runtime._hurry)
 
-    @_on_its_loop(SidecarRuntime.coordinate)
+    @_handle_on_its_loop(SidecarRuntime.coordinate)
     def coordinate(self, *args: Any, **kwargs: Any) -> Any:
         """Start ``coordinator`` for an operator of ``parallelism`` subtasks and return the operator's handle.
 
@@ -250,7 +258,7 @@ class Sidecar(PartFactories):
         ``ValueError`` or ``TypeError`` for invalid arguments; ``SidecarNotRunning`` outside the ``with`` block.
         """
 
-    @_on_its_loop(SidecarRuntime.source)
+    @_handle_on_its_loop(SidecarRuntime.source)
     def source(self, *args: Any, **kwargs: Any) -> Any:
         """Make ``spark.read.format(name).load()`` read ``source``, with splits on demand, and return its handle.
 

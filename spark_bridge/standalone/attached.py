@@ -89,6 +89,7 @@ class AttachedSidecar(StaysOnDriver):
         relay_installed: bool = False,
     ) -> None:
         context = None if is_remote(spark) else driver_context(spark)
+        self._spark = spark if context is None else context
         host, port = parse_address(address)
         secret = read_secret(secret_file)
         self._end: DriverEnd
@@ -307,7 +308,9 @@ class AttachedSidecar(StaysOnDriver):
         )
         statistics, failure = partial(self._ask, "statistics", name), partial(self._failure_of, name)
         parts = task_parts_of(description["parts"])
-        return OperatorHandle(endpoint, statistics, failure, task_parts=parts, stages=stages)
+        return OperatorHandle(
+            endpoint, statistics, failure, task_parts=parts, stages=stages, run=self.run, spark=self._spark
+        )
 
     def _failure_of(self, operator_id: str) -> BaseException | None:
         text = self._ask("failure", operator_id)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, runtime_checkable
+from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.errors import GatewayFull, LocalProtocolError
-from protocol.event_types import Sent
+from protocol.event_types import Answer, Request, Sent_contra
 from protocol.subtask.types import MailboxItem
 from protocol.wire.codec import decode_event, encode_argument, encode_event
 from protocol.wire.messages import Registered
@@ -130,7 +130,7 @@ class Calls:
             )
 
 
-class SubtaskContext(Generic[Sent]):
+class SubtaskContext(Generic[Sent_contra]):
     """An operator's access to its coordinator. The framework creates it and passes it to ``SubtaskOperator.open``.
 
     ``send_event``, ``request`` and ``barrier_arrived`` may be called from any thread of the task, except that
@@ -198,7 +198,7 @@ class SubtaskContext(Generic[Sent]):
         """Counts of what was sent and received so far."""
         return self._channel.statistics
 
-    def send_event(self, event: Sent) -> None:
+    def send_event(self, event: Sent_contra) -> None:
         """Send ``event`` to the coordinator. It can have the types that the reference lists, and your own classes.
 
         The event is encoded before this returns, so changing it later has no effect. Events arrive in the order in
@@ -224,7 +224,7 @@ class SubtaskContext(Generic[Sent]):
         else:
             self._channel.submit_event(payload, self._part, in_snapshot=self._calls.runs_inside("snapshot_state"))
 
-    def send_event_nowait(self, event: Sent) -> None:
+    def send_event_nowait(self, event: Sent_contra) -> None:
         """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for capacity."""
         payload = self._encoded(event)
         if self._calls.runs_inside("snapshot_state"):
@@ -259,12 +259,19 @@ class SubtaskContext(Generic[Sent]):
         """
         self._counting().observe(name, value)
 
+    @overload
+    def request(self, payload: Request[Answer], timeout_s: float = 30.0) -> Answer: ...
+
+    @overload
+    def request(self, payload: Any, timeout_s: float = 30.0) -> Any: ...
+
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` to the coordinator's ``handle_request`` and return its answer.
 
-        ``payload`` and answer have the types that events can have. ``timeout_s`` is in seconds. Requests and
-        events arrive in the order in which they were sent. No event is handled during the wait, and a checkpoint that
-        starts during it is declined, unless the operator sets ``snapshot_anywhere``.
+        ``payload`` and answer have the types that events can have. If the class of ``payload`` is a
+        ``Request[Answer]``, a type checker knows the answer. ``timeout_s`` is in seconds. Requests and events arrive in
+        the order in which they were sent. No event is handled during the wait, and a checkpoint that starts during it
+        is declined, unless the operator sets ``snapshot_anywhere``.
 
         Raises:
             RequestFailed: the coordinator answered with an error.

@@ -42,7 +42,7 @@ BACKLOG_EVERY_S = 1.0
 _END: Any = object()
 
 
-class SplitReader(SubtaskOperator):
+class SplitReader(SubtaskOperator[list[Any], list[Any]]):
     """Requests a split whenever it has none, reads it, and ends when the coordinator has no more.
 
     Override ``read_from``, which says its position with each output, or ``read_split``, which has none; and ``finish``,

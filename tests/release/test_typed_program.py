@@ -9,6 +9,7 @@ Each line that the type checker must refuse has a comment that is an error by it
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,11 +37,9 @@ def mypy(folder: Path, program: str) -> str:
 @pytest.mark.long
 def test_a_program_of_a_user_is_checked_down_to_its_events(tmp_path: Path) -> None:  # H98
     program = PROGRAM.read_text(encoding="utf-8")
-    assert program.count("# type: ignore") == 3
     assert mypy(tmp_path, program) == "Success: no issues found in 1 source file\n"
-    unchecked = program.replace("  # type: ignore[arg-type]", "").replace("  # type: ignore[override]", "")
-    told = mypy(tmp_path, unchecked)
-    assert told.count('incompatible type "str"; expected "NewLimit"') == 1, told
-    assert told.count('incompatible type "NewLimit"; expected "Report"') == 1, told
-    assert told.count("violates the Liskov substitution principle") == 1, told
+    mistakes = [number for number, line in enumerate(program.splitlines(), 1) if "# type: ignore" in line]
+    assert len(mistakes) == 14
+    told = mypy(tmp_path, re.sub(r"  # type: ignore\[[a-z-]+\]", "", program))
+    assert [int(line) for line in re.findall(r"^user\.py:(\d+): error: ", told, re.MULTILINE)] == mistakes, told
     shutil.rmtree(tmp_path / "cache")

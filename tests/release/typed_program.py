@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_type
 
 from pyspark.sql import SparkSession
@@ -30,6 +31,7 @@ from headgate import (
     OperatorCoordinator,
     OperatorHandle,
     RecreateOnReset,
+    Request,
     Sidecar,
     SidecarConfig,
     SidecarLimits,
@@ -54,7 +56,15 @@ from headgate.errors import (
 )
 from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 from headgate.sources import SplitEnumerator, SplitEnumeratorContext
-from headgate.types import CompletedCheckpoint, Confirmation, ExecutionAttempt, LiveGateways, RestoreMode
+from headgate.testing import running_operator
+from headgate.types import (
+    AsyncOperatorHandle,
+    CompletedCheckpoint,
+    Confirmation,
+    ExecutionAttempt,
+    LiveGateways,
+    RestoreMode,
+)
 
 
 class Rules(OperatorCoordinator):
@@ -149,10 +159,32 @@ class Report:
     above: int
 
 
+@headgate.event
+@dataclass(frozen=True)
+class Grant:
+    permits: int
+
+
+@headgate.event
+@dataclass(frozen=True)
+class Ask(Request[Grant]):
+    """A request whose answer is a ``Grant``."""
+
+    permits: int
+
+
 class LimitCoordinator(OperatorCoordinator[Report, NewLimit]):
     """Knows the type of what it receives, and of what it may send."""
 
     above = 0
+
+    async def handle_request(self, subtask: int, attempt: int, request: Ask) -> Grant | headgate.Reply[Grant]:
+        if request.permits < 10:
+            return Grant(request.permits)
+        reply = headgate.Reply[Grant]()
+        reply.answer(Grant(10))
+        reply.answer("ten")  # type: ignore[arg-type]
+        return reply
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway[NewLimit]) -> None:
         await gateway.send_event(NewLimit(3))
@@ -177,11 +209,39 @@ class Above(SubtaskOperator[NewLimit, Report]):
     def process(self, records: Iterator[Any]) -> None:
         self.context.send_event(Report(sum(record > self.limit for record in records)))
         self.context.send_event(NewLimit(1))  # type: ignore[arg-type]
+        assert_type(self.context.request(Ask(3)), Grant)
+        limit: NewLimit = self.context.request(Ask(3))  # type: ignore[assignment]
+        self.handle_event(limit)
 
 
 class WrongEvent(SubtaskOperator[NewLimit, Report]):
     def handle_event(self, event: Report) -> None:  # type: ignore[override]
         pass
+
+
+class TakesReports(SubtaskOperator[Report, Report]):
+    """Handles other events than a ``LimitCoordinator`` sends."""
+
+
+class SendsLimits(SubtaskOperator[NewLimit, NewLimit]):
+    """Sends other events than a ``LimitCoordinator`` receives."""
+
+
+class TakesMore(SubtaskOperator[NewLimit | Report, Report]):
+    """Handles more than a ``LimitCoordinator`` sends, which fits."""
+
+
+def above(context: SubtaskContext[Report], records: Iterator[int], limit: int = 0) -> Iterator[int]:
+    context.send_event(Report(limit))
+    yield from (record for record in records if record > limit)
+
+
+def sends_limits(context: SubtaskContext[NewLimit], records: Iterator[int]) -> None:
+    context.send_event(NewLimit(sum(records)))
+
+
+def halves(records: Iterator[int]) -> Iterator[float]:
+    return (record / 2 for record in records)
 
 
 class Numbers(SplitReader):
@@ -243,13 +303,34 @@ def read_numbers(spark: SparkSession) -> list[int]:
         sidecar.coordinate("again", RecreateOnReset(Rules), parallelism=2)
         slots = spark.sparkContext.parallelize(range(2), 2)
         slots.foreachPartition(growing.subtask(Numbers))
-        return sidecar.run(lambda: slots.mapPartitions(job.subtask(Numbers)).collect(), restart=FixedDelay(2, 0.5))
+        job.run(Above)  # type: ignore[arg-type]
+        again: list[int] = job.run(Numbers, restart=FixedDelay(2, 0.5))
+        return again + sidecar.run(lambda: slots.mapPartitions(job.subtask(Numbers)).collect(), restart=FixedDelay(2))
 
 
 def count_above(spark: SparkSession) -> None:
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("limit", LimitCoordinator, parallelism=2)
-        spark.sparkContext.parallelize(range(10), 2).foreachPartition(handle.subtask(Above))
+        assert_type(handle, OperatorHandle[Report, NewLimit])
+        made = sidecar.coordinate("made", partial(LimitCoordinator), parallelism=2)
+        kept = sidecar.coordinate("kept", RecreateOnReset(LimitCoordinator), parallelism=2)
+        assert_type([handle, made, kept], list[OperatorHandle[Report, NewLimit]])
+        rows = spark.sparkContext.parallelize(range(10), 2)
+        rows.foreachPartition(handle.subtask(Above))
+        rows.foreachPartition(handle.subtask(TakesMore))
+        rows.foreachPartition(handle.subtask(above, limit=3))
+        rows.foreachPartition(handle.subtask(TakesReports))  # type: ignore[arg-type]
+        rows.foreachPartition(handle.subtask(SendsLimits))  # type: ignore[arg-type]
+        rows.foreachPartition(handle.subtask(Numbers))  # type: ignore[arg-type]
+        rows.foreachPartition(handle.subtask(Report))  # type: ignore[arg-type]
+        rows.foreachPartition(handle.subtask(sends_limits))  # type: ignore[arg-type]
+        handle.run(TakesReports)  # type: ignore[arg-type]
+        handle.run(LimitCoordinator)  # type: ignore[arg-type]
+        assert_type(handle.run(above, range(3)), list[int])
+        assert_type(handle.run(halves, [1, 2]), list[float])
+        without = sidecar.coordinate("without", parallelism=2)
+        assert_type(without, OperatorHandle)
+        assert_type(without.run(halves), list[float])
 
 
 def write_files(spark: SparkSession, directory: str) -> None:
@@ -270,11 +351,19 @@ def in_a_notebook(spark: SparkSession) -> OperatorHandle:
 
 async def on_my_own_loop(spark: SparkSession) -> OperatorHandle:
     async with Sidecar(spark) as runtime:
+        limit = await runtime.coordinate("limit", LimitCoordinator, parallelism=2)
+        assert_type(await limit.run(halves, [1]), list[float])
+        await limit.run(TakesReports)  # type: ignore[arg-type]
         return await coordinate_rules(runtime)
 
 
-async def coordinate_rules(runtime: SidecarRuntime) -> OperatorHandle:
+async def coordinate_rules(runtime: SidecarRuntime) -> AsyncOperatorHandle:
     return await runtime.coordinate("rules", Rules, parallelism=2)
+
+
+async def test_limits() -> None:
+    async with running_operator(LimitCoordinator, parallelism=1) as world:
+        await world.launch_operator(0, Above, [1, 2])
 
 
 def attach(spark: SparkSession, secret_file: str) -> OperatorHandle:

@@ -15,7 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from actors.waiting_at import waiting_at
-from spark_bridge.driver.runtime import SidecarRuntime, must_be_awaited
+from protocol.wire.keys import KeyRing
+from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.driver.runtime import AsyncOperatorHandle, SidecarRuntime, must_be_awaited
 
 NEVER_AWAITED = "sidecar method never awaited"
 
@@ -137,3 +139,12 @@ async def test_tools_that_look_at_it_are_refused_as_usual_and_see_where_it_waits
 def test_every_method_of_the_runtime_that_users_await_says_so(method: str) -> None:
     assert inspect.iscoroutinefunction(inspect.unwrap(getattr(SidecarRuntime, method)))
     assert getattr(SidecarRuntime, method).__code__.co_filename.endswith("runtime.py")
+
+
+async def test_a_run_of_a_handle_that_is_not_awaited_names_the_handle() -> None:
+    endpoint = TaskEndpoint("host", 1, KeyRing(bytes(32)).task_key("op"), "op", 2)
+    handle = AsyncOperatorHandle(endpoint, dict, lambda: None)
+    with pytest.raises(
+        AttributeError, match=r"^run\(\) was called without await.*write `await handle\.run\(\.\.\.\)` at"
+    ):
+        handle.run(sorted).sort()  # type: ignore[attr-defined]

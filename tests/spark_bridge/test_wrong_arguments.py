@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import pandas
+import pyarrow
 import pytest
 
 from actors.coordination import OperatorConfig
 from headgate import (
+    NO_RESTART,
     Addresses,
     CheckpointConfig,
     CheckpointFile,
@@ -29,6 +32,7 @@ from headgate import (
     GatewayLimits,
     LedgerConfig,
     OperatorCoordinator,
+    OperatorHandle,
     Sidecar,
     SidecarConfig,
     SidecarLimits,
@@ -38,6 +42,7 @@ from headgate import (
 )
 from headgate.errors import CoordinatorStartError
 from headgate.testing import RecordingCoordinator, running_operator
+from protocol.describing import type_name
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import KeyRing
 from spark_bridge.common.endpoint import TaskEndpoint
@@ -342,3 +347,33 @@ async def test_a_start_that_takes_too_long_fails_and_the_name_is_free_again() ->
             await runtime.coordinate("words", Waiting, parallelism=1)
         assert "start_timeout_s" in str(late.value)
         await runtime.coordinate("words", OperatorCoordinator, parallelism=1)
+
+
+def handle_of(operator_id: str, spark: object = None) -> OperatorHandle:
+    """The handle of an operator whose tasks never run."""
+    endpoint = TaskEndpoint("host", 1, KeyRing(bytes(32)).task_key(operator_id), operator_id, 2)
+    return OperatorHandle(endpoint, dict, lambda: None, run=lambda action, **settings: [settings], spark=spark)
+
+
+@pytest.mark.parametrize(
+    "data", ["abc", {"a": 1}, 3, pandas.DataFrame({"a": [1]}), pyarrow.table({"a": [1]})], ids=type_name
+)
+def test_run_takes_only_records_of_the_program(data: Any) -> None:
+    with pytest.raises(TypeError, match="data must be records of this program, such as a list; over an RDD"):
+        handle_of("op", spark="a session").run(sorted, data)
+
+
+def test_tasks_of_one_operator_are_not_run_by_another_one_and_have_no_subtasks() -> None:
+    job, other = handle_of("op", spark="a session"), handle_of("other", spark="a session")
+    assert job.run(job.subtask(sorted), restart=NO_RESTART, input_id="today") == [
+        {"restart": NO_RESTART, "operators": [job], "input_id": "today"}
+    ]
+    with pytest.raises(TypeError, match=r"tasks of operator 'other', and this is the handle of 'op': call run\(\) of"):
+        job.run(other.subtask(sorted))
+    with pytest.raises(TypeError, match=r"what subtask\(\) has returned is for Spark, or for run\(\)"):
+        job.subtask(job.subtask(sorted))
+
+
+def test_tasks_cannot_be_run_where_spark_is_in_another_process() -> None:
+    with pytest.raises(SidecarError, match=r"Spark is in another process: run them there, with AttachedSidecar"):
+        handle_of("op").run(sorted)

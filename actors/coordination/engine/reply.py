@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 from actors import Reply as AskReply
 from actors.coordination.engine.gateway import attempt_keys
@@ -28,6 +28,7 @@ from actors.exits import as_exception
 from protocol.arguments import ANY, checked
 from protocol.describing import describe, is_a
 from protocol.errors import LocalProtocolError, RequestFailed
+from protocol.event_types import Answered
 from protocol.gateway.types import AnswerSubmitted
 from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import WireLimits, encode_argument
@@ -36,7 +37,7 @@ CANCELLED = "the task no longer waits for this answer"
 """The answer to a request that was cancelled. Nobody reads it."""
 
 
-class Reply:
+class Reply(Generic[Answered]):
     """The answer to a request, to be given later. Return it from ``handle_request`` or ``handle_client_request``.
 
     The coordinator's next method runs meanwhile, and the requester waits until ``answer`` or ``fail`` is called. The
@@ -47,6 +48,8 @@ class Reply:
     ``CoordinatorContext.call_soon_threadsafe`` first. Keep a reference: a reply that is garbage-collected before it is
     settled fails its request, and the log says so. No reply outlives its coordinator: after a reset or the end, open
     ones are over. They are in no checkpoint: a task that is restored asks again if it still needs the answer.
+
+    A type checker knows what a ``Reply[Answer]`` is answered with.
     """
 
     __slots__ = ("__weakref__", "_early", "_recipient", "_settled", "_thread")
@@ -72,7 +75,7 @@ class Reply:
         """
         return self._recipient is not None and self._recipient.over
 
-    def answer(self, value: Any = None) -> None:
+    def answer(self, value: Answered = None) -> None:  # type: ignore[assignment]  # None is an answer, too
         """Answer the request. Has no effect if the reply is over.
 
         ``value`` is encoded immediately, as in ``send_event``. If that fails, the task gets ``RequestFailed`` and the

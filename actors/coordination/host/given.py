@@ -17,6 +17,7 @@ from actors.coordination.interface import OperatorCoordinator
 from actors.logs import get_logger
 from protocol.describing import name_of, show, type_name
 from protocol.errors import RunRefused
+from protocol.event_types import Received, Sent
 from protocol.overrides import errors_in_overrides, names_never_called
 
 __all__ = [
@@ -34,7 +35,11 @@ _MISTAKEN = {
     "restore_state": "reset_to_checkpoint",
 }
 
-GivenCoordinator = OperatorCoordinator | RecreateOnReset | Callable[[], OperatorCoordinator]
+GivenCoordinator = (
+    OperatorCoordinator[Received, Sent]
+    | RecreateOnReset[Received, Sent]
+    | Callable[[], OperatorCoordinator[Received, Sent]]
+)
 """An instance, or a class or factory that is called without arguments for each new coordinator."""
 
 

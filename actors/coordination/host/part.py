@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Generic
 
 import anyio
 
@@ -47,13 +47,14 @@ from actors.exits import contained
 from protocol.arguments import checked
 from protocol.describing import name_of
 from protocol.errors import LocalProtocolError
+from protocol.event_types import Received, Sent
 from protocol.parts import PartTable
 from protocol.wire.messages import OperatorPart
 
 __all__ = ["Part", "Parts", "RecreateOnReset", "parts_of"]
 
 
-class RecreateOnReset:
+class RecreateOnReset(Generic[Received, Sent]):
     """A coordinator for ``coordinate`` that is built anew at each reset.
 
     ``coordinate`` does this by itself if it is given a class or a factory. Use this class to set ``close_timeout_s``.
@@ -72,7 +73,7 @@ class RecreateOnReset:
     @checked()
     def __init__(
         self,
-        factory: Callable[[], OperatorCoordinator],
+        factory: Callable[[], OperatorCoordinator[Received, Sent]],
         *,
         close_timeout_s: float = 60.0,
         name: str | None = None,

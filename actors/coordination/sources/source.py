@@ -293,7 +293,7 @@ class StaticSplitEnumerator(SplitEnumerator):
         return await in_turns(encode_state_in_steps(STATIC, {"pending": self._pending.encoded()}))
 
 
-class SourceCoordinator(OperatorCoordinator):
+class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
     """Hands splits of an input to the ``SplitReader`` tasks that read them, so that no failure loses or doubles one.
 
     Splits of an attempt that fails go back to the enumerator, and another task reads them. Concurrent attempts of a

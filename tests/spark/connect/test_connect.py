@@ -18,7 +18,7 @@ from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, Purpose, identity_o
 from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.opening import Artifact, Wanted
 from spark_bridge.connect.relay import ConnectRelay
-from tests.spark import held
+from tests.spark import held, yielding
 from tests.spark.connect.attached_keys import keys_around
 from tests.spark.connect.foreign_jobs import (
     WAIT_S,
@@ -50,6 +50,13 @@ def test_a_killed_task_of_a_client_is_reset_and_every_row_counts_once(server: Co
     assert status.relay.kind == "jvm"
     assert handle.statistics()["runs"] == 1
     assert handle.statistics()["failures"] == 1
+
+
+def test_run_returns_the_values_that_tasks_yield_as_in_a_driver(session: Any) -> None:  # H166
+    with travelling_by_value(yielding), Sidecar(session) as sidecar:
+        yielding.check_values(sidecar.coordinate("values", parallelism=yielding.SUBTASKS))
+        job = sidecar.coordinate("squares", yielding.squares, parallelism=2)
+        assert sorted(job.run(yielding.Squares)) == [number * number for number in range(10)]
 
 
 def test_two_clients_with_the_same_operator_name_learn_only_of_their_jobs(server: ConnectServer) -> None:

@@ -68,8 +68,7 @@ def test_parts_of_another_process_work_and_count_once_though_a_worker_is_killed(
     with attach(spark, program("with_parts")) as sidecar:
         job = sidecar.operator("crawl")
         parts = [job.part(name) for name in ("pages", "service", "rules")]
-        tasks = one_task_each(spark, 2).mapPartitions(job.subtask(crawl, *parts, tmp_path / "killed"))
-        action = Action(lambda: sidecar.run(tasks.collect))
+        action = Action(lambda: job.run(job.subtask(crawl, *parts, tmp_path / "killed")))
         wait_until(lambda: job.counters().get("looked", 0) != 0, "the tasks wait for a rule")
         assert sidecar.request("crawl", {"factor": 7}, part="rules") == 2
         assert sorted(action.result()) == [(page, 7) for page in range(1, PAGES + 1)]
@@ -87,8 +86,7 @@ def test_parts_are_made_again_with_a_sidecar_that_is_started_again(
         job = sidecar.operator("crawl")
         parts = [job.part(name) for name in ("pages", "service", "rules")]
         (tmp_path / "killed").touch()
-        tasks = one_task_each(spark, 2).mapPartitions(job.subtask(crawl, *parts, tmp_path / "killed"))
-        action = Action(lambda: sidecar.run(tasks.collect))
+        action = Action(lambda: job.run(job.subtask(crawl, *parts, tmp_path / "killed")))
         wait_until(lambda: job.counters().get("looked", 0) != 0, "the tasks wait for a rule")
         here.kill()
         here.start()
