@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -95,7 +96,7 @@ class Two:
         self._first_is_lost(error)
 
 
-COMMANDS: dict[str, Callable[[Relay], Awaitable[object]]] = {
+COMMANDS: dict[str, Callable[[Relay], Coroutine[Any, Any, object]]] = {
     "kill": lambda relay: relay.kill_task(7, "unresponsive"),
     "cancel": lambda relay: relay.cancel_job(7, "replaced"),
     "watch": lambda relay: relay.watch(3, 7),
@@ -109,7 +110,7 @@ async def test_a_command_to_a_lost_relay_is_sent_to_the_other(command: str) -> N
     # H19: neither a command nor the query that it needs now is lost with it.
     two = Two()
     await two.relay.start()
-    asking = asyncio.ensure_future(COMMANDS[command](two.relay))
+    asking = asyncio.get_running_loop().create_task(COMMANDS[command](two.relay))
     await asyncio.sleep(0)
     with structlog.testing.capture_logs() as lines:
         two.lose_the_first()
