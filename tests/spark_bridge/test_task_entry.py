@@ -16,6 +16,8 @@ from pyspark.serializers import CloudPickleSerializer
 
 from protocol.errors import InputRefused
 from protocol.wire.messages import Register, RestoreMode, StartProcessing
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.primitives.elsewhere import task_parts_of
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
 from spark_bridge.task_entry import NotInsideTask, SubtaskTask, _refuse_stray_batch
 from tests.spark_bridge.subtask.peer import KEYS, Peer, RunningTask, registered
@@ -59,6 +61,17 @@ def test_its_text_names_the_operator_and_not_the_secret() -> None:  # H61
 
 
 @pytest.mark.usefixtures("inside_a_task")
+@pytest.mark.parametrize("parts", [{}, {"pages": ["work_queue", [2, 100]], "api": ["permits", []]}])
+def test_a_part_that_an_operator_does_not_use_is_refused_with_those_that_it_uses(parts: dict[str, list[Any]]) -> None:
+    handle = OperatorHandle(an_endpoint(), dict, lambda: None, task_parts=task_parts_of(parts))
+    assert handle.parts == parts
+    for name in parts:
+        assert type(handle.part(name)).__name__ in ("WorkQueueInTask", "PermitsInTask")
+    known = "'api', 'pages'" if parts else "none"
+    with pytest.raises(ValueError, match=rf"'words' uses no part 'rate'; there is {known}\. Give it .*uses=\[part\]"):
+        handle.part("rate")
+
+
 def test_an_unpickled_task_runs_its_operator_as_the_current_task() -> None:  # H1; spark-facts 14
     with Peer() as peer:
         sparks_own: Any = CloudPickleSerializer
