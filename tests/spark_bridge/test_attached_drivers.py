@@ -224,7 +224,7 @@ def test_a_driver_that_is_not_attached_is_told_to_attach_whatever_it_asks() -> N
         lambda: sidecar.checkpoint("words"),
         lambda: sidecar.savepoint("words", directory="/none"),
         lambda: sidecar.request("words", "how many?"),
-        lambda: sidecar.status(),
+        sidecar.status,
         lambda: sidecar.run(list),
     )
     for ask in asks:
