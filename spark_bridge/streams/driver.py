@@ -130,8 +130,6 @@ class StreamPlanner:
         splits_max: int,
         store: CoordinatorStore | None = None,
     ) -> None:
-        if splits_max < 1:
-            raise ValueError(f"splits_max must be at least 1, not {splits_max}")
         self._name = name
         self._port = port
         self._plan = partial(_Plan, name, source, splits_max, store or CoordinatorStore())

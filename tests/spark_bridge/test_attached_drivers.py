@@ -20,6 +20,7 @@ from spark_bridge.common.certificates import certificate_digest
 from spark_bridge.common.errors import SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig, StorageDetails
 from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.standalone import attached
 from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import ControlAddress
 from spark_bridge.standalone.process import Ports, SidecarProcess
@@ -222,10 +223,39 @@ def test_a_driver_that_is_not_attached_is_told_to_attach_whatever_it_asks() -> N
         lambda: sidecar.operator("words"),
         lambda: sidecar.checkpoint("words"),
         lambda: sidecar.savepoint("words", directory="/none"),
+        lambda: sidecar.request("words", "how many?"),
+        sidecar.status,
+        lambda: sidecar.run(list),
     )
     for ask in asks:
         with pytest.raises(SidecarNotRunning, match="this driver is not attached"):
             ask()
+
+
+ASKED: dict[str, tuple[Callable[[AttachedSidecar], object], list[Any]]] = {
+    "checkpoint": (lambda sidecar: sidecar.checkpoint("words", timeout_s=1.0), ["words", 1.0]),
+    "savepoint": (lambda sidecar: sidecar.savepoint("words", directory="/x", timeout_s=1.0), ["words", "/x", 1.0]),
+    "request": (lambda sidecar: sidecar.request("words", 7, part="p", timeout_s=1.0), ["words", 7, 1.0, "p"]),
+}
+
+
+@pytest.mark.parametrize("method", ASKED)
+def test_an_attached_driver_waits_longer_for_an_answer_than_the_call_there_may_take(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def ask(address: Any, driver: bytes, *question: Any, timeout_s: float, connect_timeout_s: float) -> str:
+        asked.extend([*question, connect_timeout_s])
+        assert timeout_s > 1.0, "otherwise a call that fails there in time would look like a sidecar that is gone"
+        return "the answer"
+
+    monkeypatch.setattr(attached, "ask", ask)
+    sidecar = object.__new__(AttachedSidecar)
+    sidecar.__dict__.update(_attached=True, _address=None, _driver=b"", _connect_timeout_s=7.0)
+    call, argument = ASKED[method]
+    assert call(sidecar) == "the answer"
+    assert asked == [method, argument, 7.0]
 
 
 @pytest.mark.parametrize("text", [None, "the coordinator raised"])

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import suppress
 from typing import NoReturn
 
 import pytest
 
+from spark_bridge.common.errors import SidecarNotRunning
 from spark_bridge.driver.loop import LoopCalls, call_on_loop
 
 EXITS: list[BaseException] = [SystemExit(3), KeyboardInterrupt("by hand")]
@@ -65,6 +68,29 @@ def test_a_future_that_carries_a_generator_exit_does_not_close_who_awaits_it() -
 
     with LoopCalls() as calls:
         assert call_on_loop(calls, wait) is error
+
+
+@pytest.mark.parametrize("raised", [None, ValueError("the block's own")], ids=["well", "with an error"])
+def test_what_runs_when_the_loop_is_left_is_finished_or_after_an_error_cancelled(raised: Exception | None) -> None:
+    began = threading.Event()  # H160
+
+    async def work() -> str:
+        began.set()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        if raised is not None:
+            await asyncio.sleep(3600)
+        return "finished"
+
+    with suppress(ValueError), LoopCalls() as calls:
+        outcome, _ = calls.start(work)
+        began.wait()
+        if raised is not None:
+            raise raised
+    assert outcome.done()
+    assert outcome.cancelled() if raised is not None else outcome.result() == "finished"
+    with pytest.raises(SidecarNotRunning):
+        call_on_loop(calls, work)
 
 
 def test_a_call_that_the_loop_is_told_when_it_is_about_to_close_ends(monkeypatch: pytest.MonkeyPatch) -> None:  # H160

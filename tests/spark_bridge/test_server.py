@@ -685,6 +685,25 @@ async def test_an_ipv6_address_is_listened_on_and_written_in_brackets() -> None:
     assert lines[0]["bound"] == lines[0]["advertised"] == f"[::1]:{port}"
 
 
+@pytest.mark.parametrize("first", [socket.AF_INET, socket.AF_INET6])
+async def test_a_name_with_addresses_of_both_kinds_is_served_over_ipv4(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H63
+    found = {
+        socket.AF_INET: (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 0)),
+        socket.AF_INET6: (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("::1", 0, 0, 0)),
+    }
+
+    async def resolve(host: str, *_: object, **__: object) -> list[Any]:
+        assert host == "driver.example"
+        return sorted(found.values(), key=lambda entry: entry[0] != first)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    async with a_running_server(replace(CONFIG, bind_host="driver.example")) as running:
+        assert running.server.address[0] == "127.0.0.1"
+        assert await running.is_well()
+
+
 @asynccontextmanager
 async def a_running_server_with_few_files() -> AsyncIterator[RunningServer]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,9 +16,18 @@ from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
 
 from protocol.errors import InputRefused
+from protocol.wire import event_classes
 from protocol.wire.messages import Register, RestoreMode, StartProcessing
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.primitives.elsewhere import task_parts_of
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
-from spark_bridge.task_entry import NotInsideTask, SubtaskTask, _refuse_stray_batch
+from spark_bridge.task_entry import (
+    NotInsideTask,
+    SubtaskTask,
+    _pack_event_classes,
+    _refuse_stray_batch,
+    _unpack_event_classes,
+)
 from tests.spark_bridge.subtask.peer import KEYS, Peer, RunningTask, registered
 
 
@@ -59,6 +69,37 @@ def test_its_text_names_the_operator_and_not_the_secret() -> None:  # H61
 
 
 @pytest.mark.usefixtures("inside_a_task")
+def test_an_event_class_that_cannot_be_pickled_is_named_and_keeps_no_other_one_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # H97
+    class Plain:
+        pass
+
+    class Locked:
+        LOCK = threading.Lock()
+
+    classes = [SimpleNamespace(name=cls.__name__, cls=cls) for cls in (Locked, Plain)]
+    monkeypatch.setattr(event_classes, "registered", lambda: classes)
+    learnt: dict[str, str] = {}
+    monkeypatch.setattr(event_classes, "learn_failures", learnt.update)
+    packed = _pack_event_classes()
+    assert list(packed.pickled) == ["Plain"]
+    _unpack_event_classes(packed)
+    assert list(learnt) == ["Locked"]
+    assert "cannot pickle" in learnt["Locked"]
+
+
+@pytest.mark.parametrize("parts", [{}, {"pages": ["work_queue", [2, 100]], "api": ["permits", []]}])
+def test_a_part_that_an_operator_does_not_use_is_refused_with_those_that_it_uses(parts: dict[str, list[Any]]) -> None:
+    handle = OperatorHandle(an_endpoint(), dict, lambda: None, task_parts=task_parts_of(parts))
+    assert handle.parts == parts
+    for name in parts:
+        assert type(handle.part(name)).__name__ in ("WorkQueueInTask", "PermitsInTask")
+    known = "'api', 'pages'" if parts else "none"
+    with pytest.raises(ValueError, match=rf"'words' uses no part 'rate'; there is {known}\. Give it .*uses=\[part\]"):
+        handle.part("rate")
+
+
 def test_an_unpickled_task_runs_its_operator_as_the_current_task() -> None:  # H1; spark-facts 14
     with Peer() as peer:
         sparks_own: Any = CloudPickleSerializer

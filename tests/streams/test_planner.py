@@ -188,7 +188,10 @@ async def test_each_query_has_a_plan_that_no_other_one_touches(tmp_path: Path) -
             assert await read(planner, [stream, 2], await planner.answer("latest", [stream, 2])) == ["3"]
 
 
-async def test_what_is_there_at_a_time_is_planned_in_several_batches_and_nothing_that_comes_later() -> None:  # H173
+@pytest.mark.parametrize("behind", [None, 0, 1, 2], ids=["no commit", "at once", "one behind", "two behind"])
+async def test_what_is_there_at_a_time_is_planned_in_several_batches_and_nothing_that_comes_later(
+    behind: int | None,
+) -> None:  # H173
     source = Pages(*"abcdefgh")
     async with StorageSession(MemoryStorage()) as session:
         planner = await planner_of(source, session, splits_max=3)
@@ -199,6 +202,8 @@ async def test_what_is_there_at_a_time_is_planned_in_several_batches_and_nothing
         while (after := next_of(at, offset(target))) != at:
             batches.append(await read(planner, list(at.values()), list(after.values())))
             at = after
+            if behind is not None and len(batches) > behind:
+                await planner.answer("commit", [at["stream"], len(batches) - behind])
         assert batches == [["a", "b", "c"], ["d", "e", "f"], ["g", "h"]]
         assert await planner.answer("target", target) == [target[0], 4]
         log = Log()

@@ -43,7 +43,6 @@ from actors.coordination.host.incarnation import Incarnation, Sender
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import call_user
-from actors.exits import contained
 from protocol.arguments import checked
 from protocol.describing import name_of
 from protocol.errors import LocalProtocolError
@@ -104,10 +103,6 @@ class _Life(Incarnation):
 
     @cached_property
     def beginning(self) -> anyio.CancelScope:  # made on the loop: the coordinator may come from any thread
-        return anyio.CancelScope()
-
-    @cached_property
-    def closing(self) -> anyio.CancelScope:
         return anyio.CancelScope()
 
     @property
@@ -280,11 +275,9 @@ class Part(Sender):
                 if self._recreate is not None:
                     log.debug("coordinator started", restored=new.restore and new.restore[0])
                 new.live = new.coordinator
-        except BaseException as error:
-            new.failure = contained("factory", error)
-            if new.failure is error:
-                raise
-            raise new.failure from error
+        except Exception as error:  # call_user lets no other one out, except a cancellation of this task
+            new.failure = error
+            raise
         finally:
             new.begun.set()
 
@@ -303,35 +296,25 @@ class Part(Sender):
                 raise
 
     async def _end(self, host: Host, old: _Life, timeout_s: float) -> None:
-        log = self._log_of(old)
-        deadline = host.clock.call_later(timeout_s, partial(self._give_up, old, timeout_s, log))
+        """Close a replaced incarnation. One that is given up during its start is closed too, and delays nothing."""
+        log, closing = self._log_of(old), anyio.CancelScope()
+        deadlines = [host.clock.call_later(timeout_s, partial(self._give_up, old, timeout_s, log))]
         try:
-            with old.closing:
-                await old.begun.wait()
+            await old.begun.wait()
+            deadlines.append(host.clock.call_later(timeout_s, closing.cancel))
+            with closing:
                 await self._close_one(old)
-            if old in self._unclosed:  # given up during its start: it is closed nevertheless, and delays nothing
-                await self._close_late(host, old, timeout_s)
         except Exception:
             log.exception("replaced coordinator close failed")
         finally:
-            deadline.cancel()
+            for deadline in deadlines:
+                deadline.cancel()
             old.end()
-
-    async def _close_late(self, host: Host, old: _Life, timeout_s: float) -> None:
-        await old.begun.wait()
-        scope = anyio.CancelScope()
-        deadline = host.clock.call_later(timeout_s, scope.cancel)
-        try:
-            with scope:
-                await self._close_one(old)
-        finally:
-            deadline.cancel()
 
     @staticmethod
     def _give_up(old: _Life, timeout_s: float, log: Any) -> None:
         log.warning("replaced coordinator close abandoned", close_timeout_s=timeout_s)
         old.beginning.cancel()
-        old.closing.cancel()
         old.end()
 
     async def _over(self, incarnation: _Life, result: None, error: Exception | None) -> None:

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from actors.coordination import CoordinatorContext, LiveGateways, OperatorCoordinator, RecreateOnReset, parts_of
+from actors.coordination.host.gateway import SendEvent
 from headgate.testing import PartEvent
 from protocol.errors import AttemptOver, EventEncodeError, GatewayFull, LocalProtocolError
 from protocol.wire.codec import WireLimits, encode_event
@@ -125,6 +128,36 @@ async def test_a_broadcast_reaches_those_that_have_capacity_before_it_waits_for_
         await world.settle()
         assert sent == [2]
         assert slow.events == ["fills it", "to all"]
+
+
+WAYS: dict[str, Callable[[LiveGateways, dict[str, bool]], Any]] = {
+    "send_event": lambda gateways, how: gateways.gateways(0)[0].send_event("x", **how),
+    "send_event_nowait": lambda gateways, how: gateways.gateways(0)[0].send_event_nowait("x", **how),
+    "send": lambda gateways, how: gateways.send(0, "x", **how),
+    "broadcast": lambda gateways, how: gateways.broadcast("x", **how),
+    "broadcast_nowait": lambda gateways, how: gateways.broadcast_nowait("x", **how),
+}
+
+
+@pytest.mark.parametrize("how", [{}, {"loss_tolerant": True}, {"urgent": True}], ids=["default", "tolerant", "urgent"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_event_may_get_lost_or_be_urgent_only_if_that_was_said(
+    way: str, how: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:  # H88, H90
+    sent: list[SendEvent] = []
+
+    def noting(*args: Any, **fields: Any) -> SendEvent:
+        sent.append(SendEvent(*args, **fields))
+        return sent[-1]
+
+    coordinator = RecordingCoordinator()
+    async with running_tasks(1, coordinator):
+        monkeypatch.setattr("actors.coordination.host.gateway.SendEvent", noting)
+        begun = WAYS[way](gateways_of(coordinator), how)
+        if inspect.iscoroutine(begun):
+            await begun
+        (event,) = sent
+        assert (event.loss_tolerant, event.urgent) == ("loss_tolerant" in how, "urgent" in how)
 
 
 async def test_urgent_events_go_to_all_too() -> None:  # H88, H90

@@ -245,6 +245,7 @@ async def test_parts_that_are_too_much_for_one_frame_fail_the_attempt_and_say_so
         await world.settle()
         (condemned,) = world.reported(AttemptCondemned)
         assert "checkpoint 7 cannot be restored: Registered takes" in condemned.reason
+        assert condemned.unusable
         assert task.registered is None
         assert task.connection is None or task.connection.closed
 

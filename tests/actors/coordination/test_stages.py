@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -153,6 +153,60 @@ async def test_records_flow_from_stage_to_stage_and_events_reach_the_stage_of_th
     assert [event for name, event in events if name == "source"] == [["a", "1"], ["a", "2"]]
     assert [event for name, event in events if name == "transform"] == [["b", "1a"], ["b", "2a"]]
     assert [event for name, event in events if name == "sink"] == [["c", "1ab"], ["c", "2ab"]]
+
+
+class Reader:
+    """Outputs of a stage as some library may give them: an iterator that is to be closed."""
+
+    def __init__(self, outputs: Iterable[Any], story: Story) -> None:
+        self._outputs, self._story = iter(outputs), story
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._outputs)
+
+    def close(self) -> None:
+        self._story.append(("reader", "closed"))
+
+
+FORMS: dict[str, Callable[[Iterator[Any], Story], Iterable[Any]]] = {
+    "a list": lambda records, story: [f"{record}a" for record in records],
+    "an iterator that cannot be closed": lambda records, story: map("{}a".format, records),
+    "a generator": lambda records, story: (f"{record}a" for record in records),
+    "one that is to be closed": lambda records, story: Reader((f"{record}a" for record in records), story),
+}
+
+
+@pytest.mark.parametrize("last_fails", [False, True], ids=["all is read", "the last stage fails"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "before another stage"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_stage_may_return_its_outputs_in_any_form_and_what_is_to_be_closed_is(
+    form: str, alone: bool, last_fails: bool
+) -> None:
+    story: Story = []
+
+    class Returning(SubtaskOperator):
+        def process(self, records: Iterator[Any]) -> Iterable[Any]:
+            return FORMS[form](records, story)
+
+    class Failing(SubtaskOperator):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            for record in records:
+                if last_fails:
+                    raise ArithmeticError(record)
+                yield record
+
+    stages = {"first": (Teller("first", []), Returning)}
+    if not alone:
+        stages["second"] = (Teller("second", []), Failing)
+    async with running_operator(chain(**stages), parallelism=1) as world:
+        task = await world.launch_operator(0, records=["1", "2"])
+        await world.settle()
+        fails = last_fails and not alone
+        assert (task.outcome, task.outputs) == ("failed" if fails else "success", [] if fails else ["1a", "2a"])
+    assert story == ([("reader", "closed")] if form == "one that is to be closed" else [])
 
 
 async def test_a_request_is_answered_by_the_coordinator_of_its_stage() -> None:

@@ -10,7 +10,7 @@ import io
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -226,6 +226,47 @@ async def test_a_display_that_is_broken_for_good_pauses_and_may_come_back() -> N
             assert tried[FAILURES_MAX:] == ["work", "work"]
         assert displays.failures()["flaky"] == FAILURES_MAX
         assert [line["event"] for line in lines] == ["display failed, jobs not affected", "display paused"]
+
+
+@pytest.mark.parametrize("way", ["an actor", "a call", "a route"])
+async def test_only_failures_in_a_row_make_a_display_pause(way: str) -> None:  # H155
+    said = (["fail"] * (FAILURES_MAX - 1) + ["work"]) * 3
+    async with deterministic_system(seed=1) as kit:
+        displays, tried = Displays(kit.clock.now), list[str]()
+
+        def carry_out(what: str) -> None:
+            tried.append(what)
+            if what == "fail":
+                raise Broken("again")
+
+        ref = displays.spawn(kit.system, lambda: Flaky(tried), "flaky")
+        route = displays.route("flaky", lambda request: carry_out(request.path))  # type: ignore[arg-type,return-value]
+        for what in said:
+            if way == "an actor":
+                ref.tell(what)
+                await kit.run_until_idle()
+            elif way == "a call":
+                displays.run("flaky", carry_out, what)
+            else:
+                with suppress(Unavailable):
+                    route(Request(what, {}, ""))
+        assert tried == said
+        assert displays.may_run("flaky")
+
+
+async def test_the_last_step_of_a_display_is_taken_while_it_pauses_and_its_failure_is_counted() -> None:  # H155
+    displays, ended = Displays(), list[str]()
+
+    async def end(what: str, *, how: str) -> None:
+        ended.append(f"{what} {how}")
+        raise Broken("no end")
+
+    for _ in range(FAILURES_MAX):
+        displays.run("flaky", breaks)
+    assert not displays.may_run("flaky")
+    await displays.run_async("flaky", end, "closed", how="late")
+    assert ended == ["closed late"]
+    assert displays.failures()["flaky"] == FAILURES_MAX + 1
 
 
 @pytest.mark.parametrize("end", ["exit", "cancelled"])

@@ -51,13 +51,16 @@ def test_the_bar_shows_splits_and_what_was_lost_meanwhile(capsys: pytest.Capture
     assert line.endswith("lost=2, resets=1]")
 
 
-def test_it_shows_how_a_counter_of_the_tasks_grows(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("counted", "done"), [({"kept": 500, "lost": 3}, 500), ({"lost": 3}, 0), ({}, 0)])
+def test_it_shows_how_a_counter_of_the_tasks_grows(
+    counted: dict[str, int], done: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = Told(counters=[{}, {}])
     with Progress("crawl", told, 2000, counter="kept", shown=True) as bar:
-        told.statistics["counters"] = [{"kept": 500}, {}]
-    assert bar.done == 500
+        told.statistics["counters"] = [counted, {}]
+    assert bar.done == done
     (line,) = screen_of(capsys.readouterr().err)
-    assert " 500/2000 " in line
+    assert f" {done}/2000 " in line
     with pytest.raises(ValueError, match="a bar shows one figure"):
         Progress("crawl", told, count="failures", counter="kept")
 

@@ -118,6 +118,27 @@ def test_a_list_says_what_each_file_holds(tmp_path: Path) -> None:
     assert storage.verify() == []
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name_and_its_name_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H50
+    """A machine that loses its power right after the rename would otherwise leave an empty file of that name."""
+    synced: list[tuple[str, bool]] = []  # what, and whether the checkpoint had its name then
+    storage = a_prepared_storage(tmp_path)
+    (checkpoint_id,) = storage.reserve_ids(1)
+    fsync, named = os.fsync, tmp_path / "words" / f"checkpoint-{checkpoint_id}.hgc"
+
+    def noting(descriptor: int) -> None:
+        fsync(descriptor)
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        synced.append((kind, named.exists()))
+
+    monkeypatch.setattr(os, "fsync", noting)
+    file = storage.store("words", a_checkpoint(checkpoint_id))
+    assert Path(file) == named
+    assert ("file", False) in synced
+    assert synced[-1] == ("folder", True)
+
+
 def test_a_checkpoint_appears_by_a_rename_of_the_complete_file(tmp_path: Path) -> None:  # H50
     storage = a_prepared_storage(tmp_path)
     (checkpoint_id,) = storage.reserve_ids(1)
