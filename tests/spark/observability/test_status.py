@@ -45,7 +45,7 @@ def test_a_run_with_a_killed_task_is_shown_from_beginning_to_end(spark: SparkSes
         assert (operator.counts["attempts"], operator.counts["failures"]) == (3, 1)
         assert (operator.ready, operator.queued, operator.call) == (2, 0, None)
         assert operator.confirm.samples == operator.counts["events_confirmed"] >= 2
-        assert operator.confirm.p50_us is not None
+        assert operator.confirm.last_minute.p50_us is not None
         json.dumps(status.to_dict())
 
         idle, changed = operator.attempts_of(1)[0], again
