@@ -198,7 +198,7 @@ async def test_a_stage_may_return_its_outputs_in_any_form_and_what_is_to_be_clos
                     raise ArithmeticError(record)
                 yield record
 
-    stages = {"first": (Teller("first", []), Returning)}
+    stages: dict[str, Any] = {"first": (Teller("first", []), Returning)}
     if not alone:
         stages["second"] = (Teller("second", []), Failing)
     async with running_operator(chain(**stages), parallelism=1) as world:
