@@ -83,7 +83,7 @@ async def test_why_output_is_not_committed_is_said_once(fault: str, asked: str) 
         await app.coordinate(RecordingCoordinator(), "others")
         tasks = await app.running()
         if fault == "the storage is full":
-            app.storage.store = fail  # type: ignore[method-assign, assignment]
+            app.storage.store = fail  # type: ignore[assignment,method-assign]
         for task in tasks:
             task.finish()
         await app.settle()

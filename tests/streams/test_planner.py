@@ -188,7 +188,7 @@ async def test_each_query_has_a_plan_that_no_other_one_touches(tmp_path: Path) -
             assert await read(planner, [stream, 2], await planner.answer("latest", [stream, 2])) == ["3"]
 
 
-@pytest.mark.parametrize("behind", [None, 0, 1, 2], ids=["no commit", "at once", "one behind", "two behind"])
+@pytest.mark.parametrize("behind", [None, 0, 1, 2], ids=["no commit", "immediately", "one behind", "two behind"])
 async def test_what_is_there_at_a_time_is_planned_in_several_batches_and_nothing_that_comes_later(
     behind: int | None,
 ) -> None:  # H173
