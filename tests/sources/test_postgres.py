@@ -323,6 +323,27 @@ async def test_changes_begin_when_a_checkpoint_covers_every_range(
     assert (again.pending_count, again.pending_backlog) == (1, 0), "changes count when a task has them"
 
 
+async def test_changes_begin_although_a_task_has_left_its_range(
+    postgres: Postgres, database: psycopg.Connection
+) -> None:
+    """H134. When a checkpoint covers that it succeeded, nobody can read the range any more."""
+    database.execute("CREATE TABLE src.t (id int PRIMARY KEY); INSERT INTO src.t VALUES (1), (2)")
+    asked: Any = Asked()
+    enumerator: Any = PostgresSource(postgres.conninfo, "src.t", "id", changes="left", range_rows=2).enumerator(None)
+    await enumerator.start(asked)
+    for subtask in (0, 1):
+        await enumerator.handle_split_request(subtask)
+    (_, first), _ = asked.assigned
+    await enumerator.handle_source_event(0, 0, range_read_event(first[1], first[2], "10:10:"))
+    await enumerator.handle_split_request(0)
+    await enumerator.attempt_ended(1, 0, True)
+    await enumerator.snapshot_state(1)
+    assert len(asked.assigned) == 2
+    await enumerator.notify_checkpoint_complete(1)
+    ((subtask, changes),) = asked.assigned[2:]
+    assert (subtask, unpack_ranges(changes[1])) == (0, (["2", None], ["10:10:", "0:0:"]))
+
+
 def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(postgres: Postgres) -> None:
     wrong = PostgresSource(f"{postgres.conninfo} dbname=nosuch", "src.t", "id")
     with pytest.raises(

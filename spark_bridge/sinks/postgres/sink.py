@@ -72,8 +72,8 @@ class PostgresSink(TwoPhaseSink[Any]):
             )
         if op_column is not None and (not key or op_column in columns):
             raise SinkMisused(
-                f"op_column={op_column!r} says what to do with the row that has the key: pass key= too, and leave "
-                f"{op_column!r} out of columns, which are those of the table"
+                "op_column says what to do with the row that has the key: pass key= too, and leave it out of columns, "
+                "which are those of the table"
             )
         self.name = name
         self.atomic = mode == "staged"

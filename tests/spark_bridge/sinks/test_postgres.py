@@ -365,7 +365,7 @@ def test_prepared_transactions_that_are_switched_off_fail_the_start() -> None:  
         ({"columns": []}, "list of names"),
         ({"columns": ["id"], "key": ["id"], "mode": "prepared"}, 'use mode="staged"'),
         ({"columns": ["id"], "op_column": "op"}, "pass key= too"),
-        ({"columns": ["id", "op"], "key": ["id"], "op_column": "op"}, "leave 'op' out of columns"),
+        ({"columns": ["id", "op"], "key": ["id"], "op_column": "op"}, "leave it out of columns"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
