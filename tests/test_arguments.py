@@ -122,7 +122,7 @@ MADE_BY_HEADGATE = {
     *("SidecarStatus", "OperatorStatus", "AttemptStatus", "OperatorStatistics", "LatencyRecorder"),
     *("ActorRef", "Background", "ChildFailed", "DeadLetter", "Decision", "MailboxStatistics", "SlowHandler"),
     *("Terminated", "Timers", "Reply", "Candidate", "Delivery", "DeterministicKit", "DeadLetters"),
-    *("OperatorTask", "Task", "World", "SinkCase", "CoordinatorContext", "ActorContext", "TestProbe"),
+    *("OperatorTask", "Task", "World", "Case", "CoordinatorContext", "ActorContext", "TestProbe"),
 }
 """A user is given values of these types, and never makes one."""
 
@@ -150,7 +150,7 @@ NOT_FOR_USERS: dict[str, str] = {
                 "actors.testing.VirtualClock.sleep",
             ),
             *("actors.Clock.call_later", "actors.Clock.sleep", "testing.OperatorTask.restore", "testing.Task.restore"),
-            *("testing.OperatorTask.wait", "testing.SinkCase.run"),
+            *("testing.OperatorTask.wait", "testing.Case.run"),
         ],
         _ENGINE,
     ),
@@ -165,10 +165,13 @@ NOT_FOR_USERS: dict[str, str] = {
     ),
     "sinks.TwoPhaseSinkCoordinator.handle_other_event": "a user overrides it, and Headgate calls it",
     "sinks.TwoPhaseSinkOperator.restore_position": "a user overrides it, and Headgate calls it",
-    "testing.SinkTarget.kill": "a user overrides it, and the cases call it",
-    "testing.SinkTarget.leftovers": "a user overrides it, and the cases call it",
-    "testing.SinkTarget.record": "a user overrides it, and the cases call it",
-    "testing.SinkTarget.sink": "a user overrides it, and the cases call it",
+    **dict.fromkeys(
+        [
+            *(f"testing.SinkTarget.{name}" for name in ("kill", "leftovers", "other", "record", "sink")),
+            *(f"testing.SourceTarget.{name}" for name in ("numbers", "source", "write")),
+        ],
+        "a user overrides it, and the cases call it",
+    ),
 }
 """Public functions whose arguments are not checked. The reason for each."""
 

@@ -85,7 +85,8 @@ LAYERS = (
         "headgate/testing/",
         STDLIB
         | {"headgate.testing", "actors", "protocol"}
-        | {"spark_bridge.common", "spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"},
+        | {"spark_bridge.common", "spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"}
+        | {"spark_bridge.sources.source"},
     ),
     Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
     # The door for what is shown: JSON as a value.

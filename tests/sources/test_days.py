@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A job that runs every day, with each ready-made source and part: it begins at its first record, or goes on (H174)."""
+"""A job that runs every day, with enumerators and parts: it begins at its first record, or goes on (H174)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator, HybridSplitEnumerator
-from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator, chain
-from headgate.sources import FileSource, HybridSource, PostgresSource, RedisStreamsSource, Source
+from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
+from headgate import CheckpointConfig, SourceCoordinator, SplitReader, StaticSplitEnumerator
 from headgate.testing import World, running_operator
-from headgate.types import Chain
 from protocol.barrier_tracker import CompletedCheckpoint
 from spark_bridge.primitives.work_queue.driver import WorkQueue
-from tests.postgres import Postgres
-from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.anyio
 
@@ -91,25 +86,6 @@ async def test_what_an_enumerator_finds_by_looking_is_only_the_new_every_day() -
         assert sorted(outputs) == of_splits([f"new {day}"] if day else ["a", "new 0"])
 
 
-async def test_a_hybrid_of_fixed_splits_begins_again_with_its_first_source() -> None:  # H174
-    restored = None
-    for day in range(DAYS):
-        sources = [
-            lambda state, previous, split=f"{part}{day}": StaticSplitEnumerator([split], state)
-            for part in ("first", "then")
-        ]
-        enumerator = HybridSplitEnumerator(sources)
-        assert not enumerator.continues_with_other_input
-        coordinator = SourceCoordinator(lambda state, sources=sources: HybridSplitEnumerator(sources, state))  # type: ignore[misc]
-        outputs, restored = await a_day(coordinator, restored, Tagged)
-        assert sorted(outputs) == of_splits([f"first{day}", f"then{day}"])
-
-
-class Tagged(Reads):
-    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
-        return super().read_from(split[1], position)
-
-
 async def test_a_work_queue_begins_every_day_with_its_roots() -> None:  # H174
     restored = None
     for day in range(DAYS):
@@ -145,68 +121,3 @@ async def test_the_splits_in_hand_of_an_interrupted_run_are_void_if_the_next_one
     same = SourceCoordinator(lambda state: StaticSplitEnumerator(["x", "y"], state))
     outputs, _ = await a_day(same, interrupted, Reads)
     assert sorted(outputs) == sorted(one for one in of_splits(["a", "b", "c", "d"]) if one not in ("a.0", "c.0"))
-
-
-# --- sources ------------------------------------------------------------------------------------------------------
-
-
-async def read_every_day(source: Callable[[], Source], fill: Callable[[Ids], None], *, again: bool = False) -> None:
-    """Each day brings new rows. A bounded source reads these, or all there are, if ``again``."""
-    restored: CompletedCheckpoint | None = None
-    for day in range(DAYS):
-        rows = [100 * day + number for number in range(7)]
-        fill(rows)
-        stages: Chain = chain(read=source())
-        outputs, restored = await a_day(stages, restored)
-        expected = [100 * past + number for past in range(0 if again else day, day + 1) for number in range(7)]
-        assert sorted(row for batch in outputs for row in batch["id"].to_pylist()) == expected, f"day {day}"
-
-
-async def test_files(tmp_path: Path) -> None:  # H174
-    def fill(ids: Ids) -> None:
-        pyarrow.parquet.write_table(pyarrow.table([ids], schema=SCHEMA), f"{tmp_path}/{ids[0]}.parquet")
-
-    await read_every_day(lambda: FileSource(str(tmp_path)), fill)
-    other = tmp_path / "hybrid"
-    other.mkdir()
-
-    def fill_other(ids: Ids) -> None:
-        pyarrow.parquet.write_table(pyarrow.table([ids], schema=SCHEMA), f"{other}/{ids[0]}.parquet")
-
-    nothing = FileSource(f"{tmp_path}/none-*.parquet", format="parquet", schema=SCHEMA)
-    await read_every_day(lambda: HybridSource(FileSource(str(other)), nothing), fill_other)
-
-
-async def test_bounded_streams_of_redis(redis_server: RedisServer) -> None:  # H174
-    with redis_server.connect() as client:
-        client.flushdb()
-
-        def fill(ids: Ids) -> None:
-            for one in ids:
-                client.xadd(f"in:{one % 2}", {"id": one})
-
-        await read_every_day(
-            lambda: RedisStreamsSource(redis_server.url, ["in:0", "in:1"], SCHEMA, bounded=True, batch_rows=3), fill
-        )
-
-
-@pytest.mark.parametrize("changes", ["days", None])
-async def test_a_bounded_table_of_postgres(postgres: Postgres, changes: str | None) -> None:  # H174
-    """With its changes, a day has what is new; without them, each day has the whole table."""
-    with postgres.new_schema("days") as connection:
-        connection.execute("CREATE TABLE days.t (id bigint PRIMARY KEY)")
-        columns: dict[str, Any] = {"op_column": None, "lsn_column": None}
-
-        def source() -> PostgresSource:
-            return PostgresSource(
-                postgres.conninfo, "days.t", "id", changes=changes, bounded=True, range_rows=3, **columns
-            )
-
-        def fill(ids: Ids) -> None:
-            connection.cursor().executemany("INSERT INTO days.t VALUES (%s)", [(one,) for one in ids])
-
-        try:
-            await read_every_day(source, fill, again=changes is None)
-        finally:
-            if changes is not None:
-                source().drop_slot()

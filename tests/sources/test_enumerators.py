@@ -276,27 +276,6 @@ async def test_a_task_that_is_lost_before_the_hand_over_delays_it() -> None:
     assert late < seen.index(min(number for number in seen if number >= 100))
 
 
-@pytest.mark.parametrize("seconds", [0.3, 1.5, 2.4])
-async def test_a_hybrid_source_is_restored_in_whichever_source_it_was(seconds: float) -> None:
-    seen: list[int] = []
-    make = [Seeing(seen, [0, 10]), Seeing(seen, [100, 110], [110, 120])]
-    source = HybridSource(*make)
-    async with running_operator(source.coordinator, parallelism=1, **STREAMING) as world:
-        await world.launch_operator(0, source.operator)
-        await world.advance(seconds)
-        answer = world.begin_checkpoint()
-        await world.advance(0.2)
-        assert answer.value == 1
-        restored = world.checkpoints[-1]
-    seen.clear()
-    async with running_operator(source.coordinator, parallelism=1, restored=restored, **STREAMING) as world:
-        task = await world.launch_operator(0, source.operator)
-        await until_over(world, task)
-        expected = [*range(10), *range(100, 120)]
-        assert task.outputs == expected[expected.index(task.outputs[0]) :]
-        assert 0 < expected.index(task.outputs[0]) < 30
-
-
 async def test_the_next_source_is_built_from_the_one_before_it_once() -> None:
     story: list[Any] = []
     source = HybridSource(Past([0, 5]), Live(story))
@@ -609,21 +588,6 @@ async def test_a_restored_hybrid_source_needs_no_more_slots_than_before(seconds:
         await one_after_the_other(world, source.operator, outputs)
     assert outputs == sorted(outputs)
     assert {*before, *outputs} == {*range(10), *range(100, 105), *range(200, 205)}
-
-
-async def test_a_hybrid_source_in_a_hybrid_source_is_restored_as_any_other() -> None:  # H132
-    inner = HybridSource(slowly([0, 5]), slowly([50, 55]))
-    source = HybridSource(inner, slowly([100, 105]))
-    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
-        task = await world.launch_operator(0, source.operator)
-        await world.advance(0.55)
-        world.begin_checkpoint()
-        await world.advance(0.2)
-        restored, before = world.checkpoints[-1], list(task.outputs)
-    outputs: list[Any] = []
-    async with running_operator(source.coordinator, parallelism=2, restored=restored, **STREAMING) as world:
-        await one_after_the_other(world, source.operator, outputs)
-    assert {*before, *outputs} == {*range(5), *range(50, 55), *range(100, 105)}
 
 
 async def test_in_batch_mode_a_lost_task_that_gave_everything_back_is_not_waited_for() -> None:  # H132 H153

@@ -24,7 +24,7 @@ from headgate.sinks import FileSink
 from headgate.sources import FileSource
 from headgate.testing import running_operator
 from spark_bridge.sinks.parquet.folder import DataFolder
-from tests.sources.test_split_reader import STREAMING, until_over
+from tests.sources.test_split_reader import STREAMING
 from tests.spark_bridge.s3 import new_bucket
 
 TEXTS = ["", "a", 'say "so"', "two\nlines", "comma, here", "ü", "x" * 300, '"', "\n", '""\n"']
@@ -380,51 +380,6 @@ def test_what_cannot_be_found_out_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n")
     with pytest.raises(ValueError, match="has no rows"):
         _ = FileSource(str(tmp_path)).operator
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("name", ["{}.jsonl", "{}.csv", "{}.parquet"])
-async def test_files_that_appear_later_are_read_too_and_a_restored_reader_goes_on_inside_one(
-    tmp_path: Path, name: str
-) -> None:
-    content = rows(60)
-    for number in range(2):
-        write(tmp_path / name.format(number), content[number * 20 : (number + 1) * 20])
-    source = FileSource(
-        str(tmp_path), discover_every_s=1.0, block_bytes=100, batch_rows=3, rate_limit_per_s=10.0, split_bytes=500
-    )
-    async with running_operator(source.coordinator, parallelism=2, **STREAMING) as world:
-        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
-        await world.advance(1.5)
-        answer = world.begin_checkpoint()
-        await world.advance(0.5)
-        assert answer.value == 1
-        restored = world.checkpoints[-1]
-        before = [row for task in tasks for batch in task.outputs for row in batch.to_pylist()]
-    write(tmp_path / name.format(2), content[40:])
-    async with running_operator(source.coordinator, parallelism=2, restored=restored, **STREAMING) as world:
-        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
-        await world.advance(20.0)
-        after = [row for task in tasks for batch in task.outputs for row in batch.to_pylist()]
-    ids = [row["id"] for row in after]
-    assert len(set(ids)) == len(ids)
-    assert {row["id"] for row in before} | set(ids) == set(range(60))
-    assert 20 <= len(ids) < 60
-
-
-@pytest.mark.anyio
-async def test_a_folder_is_read_once_by_several_tasks_although_one_is_lost(tmp_path: Path) -> None:
-    for number in range(6):
-        write(tmp_path / f"{number}.parquet", rows(30, seed=number))
-    source = FileSource(str(tmp_path), rate_limit_per_s=100.0, batch_rows=5)
-    async with running_operator(source.coordinator, parallelism=2) as world:
-        tasks = [await world.launch_operator(subtask, source.operator) for subtask in range(2)]
-        await world.advance(0.5)
-        await world.kill(tasks[0])
-        tasks.append(await world.retry(tasks[0]))
-        await until_over(world, *tasks)
-        kept = [batch.num_rows for task in tasks if task.outcome == "success" for batch in task.outputs]
-    assert sum(kept) == 180
 
 
 @pytest.mark.parametrize(

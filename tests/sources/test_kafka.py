@@ -8,12 +8,10 @@ It has no compaction, no control records and no look-up of a time.
 from __future__ import annotations
 
 import json
-import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +19,12 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headgate import CheckpointConfig, chain
 from headgate.errors import SourceDataLost
-from headgate.sinks import FileSink
 from headgate.sources import KafkaSource, SplitAt
 from headgate.testing import OperatorTask, World, running_operator
-from headgate.types import Chain
 from spark_bridge.sources.errors import SourceUnreachable
 from spark_bridge.sources.kafka import task as reading
 from spark_bridge.sources.kafka.task import KafkaReader
 from tests.kafka_brokers import KafkaBrokers
-from tests.sources.incarnations import run_until_the_end
 
 pytestmark = pytest.mark.anyio
 
@@ -363,42 +358,6 @@ async def test_partitions_are_shared_out_and_new_ones_are_read_from_their_beginn
         await until(world, lambda: read_by(tasks) == [*range(4, 10)], what="what was written meanwhile is read")
 
 
-async def test_a_partition_that_appears_during_a_run_is_read_from_its_beginning(kafka: KafkaBrokers) -> None:
-    """H131: with ``start="latest"``, its first records are written before it is found."""
-    prefix = f"grows-{next(_names)}"
-    kafka.create_topic(f"{prefix}-a", 1)
-    kafka.append(f"{prefix}-a", 0, [999])
-    source = KafkaSource(kafka.servers, f"{prefix}-*", start="latest", discover_every_s=1.0, **FAST)
-    async with running_operator(source.coordinator, parallelism=1, **STREAMING) as world:
-        tasks = [await world.launch_operator(0, source.operator)]
-        kafka.append(f"{prefix}-a", 0, [0])
-        await until(world, lambda: read_by(tasks) == [0], what="the source has begun")
-        kafka.create_topic(f"{prefix}-b", 1)
-        kafka.append(f"{prefix}-b", 0, [1, 2, 3])
-        await until(world, lambda: read_by(tasks) == [0, 1, 2, 3], what="the new partition is read")
-
-
-async def test_a_lost_reader_gives_back_its_partitions_with_their_positions(kafka: KafkaBrokers, topic: str) -> None:
-    """H130: those that no checkpoint holds for it, from where they were assigned."""
-    for partition in range(3):
-        kafka.append(topic, partition, range(10 * partition, 10 * partition + 10))
-    starts = {(topic, partition): 5 for partition in range(3)}
-    source = KafkaSource(kafka.servers, [topic], start=starts, **FAST)
-    expected = [*range(5, 10), *range(15, 20), *range(25, 30)]
-    async with running_operator(source.coordinator, parallelism=1, **STREAMING) as world:
-        lost = await world.launch_operator(0, source.operator)
-        await until(world, lambda: read_by([lost]) == expected, what="all is read")
-        await world.kill(lost)
-        again = await world.retry(lost)
-        await until(world, lambda: read_by([again]) == expected, what="all is read again")
-        await checkpoint(world)
-        kafka.append(topic, 2, [30])
-        await until(world, lambda: read_by([again]) == [*expected, 30], what="one more is read")
-        await world.kill(again)
-        third = await world.retry(again)
-        await until(world, lambda: read_by([third]) == [30], what="only what no checkpoint covers is read again")
-
-
 async def test_offsets_of_completed_checkpoints_are_committed_for_others_and_never_read(
     kafka: KafkaBrokers, topic: str
 ) -> None:
@@ -423,44 +382,20 @@ async def test_offsets_of_completed_checkpoints_are_committed_for_others_and_nev
     watcher.close()
 
 
-def numbers(batches: Iterator[Any]) -> Iterator[str]:
-    for batch in batches:
-        yield from map(str, ids(batch))
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
-async def test_every_record_reaches_the_files_once(kafka: KafkaBrokers, topic: str, tmp_path: Path, seed: int) -> None:
-    """H80, H130: whatever is killed and however many tasks go on."""
-    chance = random.Random(seed)
-    for partition in range(3):
-        kafka.append(topic, partition, range(100 * partition, 100 * partition + 100))
-
-    def stages() -> Chain:
-        source = KafkaSource(kafka.servers, [topic], bounded=True, rate_limit_per_s=60, **FAST)
-        return chain(source=source, transform=numbers, sink=FileSink(str(tmp_path / "out")))
-
-    await run_until_the_end(stages, chance, seed, incarnations=5)
-    found = [int(line) for file in (tmp_path / "out").glob("part-*") for line in file.read_text().splitlines()]
-    assert sorted(found) == list(range(300))
-
-
-@pytest.mark.parametrize("named", [False, True])
-async def test_a_bounded_read_of_the_next_day_goes_on_unless_it_names_its_own_start(
-    kafka: KafkaBrokers, topic: str, named: bool
+async def test_a_bounded_read_of_the_next_day_that_names_its_start_begins_there(
+    kafka: KafkaBrokers, topic: str
 ) -> None:  # H174
     restored: Any = None
     for day in range(3):
         for partition in range(3):
             kafka.append(topic, partition, range(100 * day + 10 * partition, 100 * day + 10 * partition + 5))
-        start: Any = {(topic, part): 5 * max(0, day - 1) for part in range(3)} if named else "earliest"
+        start = {(topic, part): 5 * max(0, day - 1) for part in range(3)}
         source = KafkaSource(kafka.servers, [topic], bounded=True, start=start, **FAST)
         async with running_operator(chain(read=source), parallelism=2, mode="streaming", restored=restored) as world:
             tasks = [await world.launch_operator(subtask) for subtask in range(2)]
             await until(world, lambda: all(task.outcome == "success" for task in world.tasks), what="the day's end")
             await world.advance(1.0)
             restored = world.checkpoints[-1]
-        first = max(0, day - 1) if named else day
-        expected = [
-            100 * one + 10 * part + row for one in range(first, day + 1) for part in range(3) for row in range(5)
-        ]
+        days = range(max(0, day - 1), day + 1)
+        expected = [100 * one + 10 * part + row for one in days for part in range(3) for row in range(5)]
         assert sorted(read_by(tasks)) == expected

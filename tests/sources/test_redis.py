@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +15,10 @@ from headgate import CheckpointConfig, chain
 from headgate.sinks import RedisStreamsSink, SinkCommitterContext, SinkWriterContext
 from headgate.sources import RedisStreamsSource, SplitAt
 from headgate.testing import running_operator
-from headgate.types import Chain
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.sources.redis import task
 from spark_bridge.sources.redis.task import RedisReader, _Count
 from tests.redis_server import RedisServer, RedisServers
-from tests.sources.incarnations import run_until_the_end
 from tests.spark_bridge.object_stores import free_port
 
 pytestmark = pytest.mark.anyio
@@ -110,32 +107,6 @@ def test_streams_of_a_pattern_are_found_and_new_ones_begin_at_their_end(redis_se
 def test_wrong_settings_are_refused(more: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         RedisStreamsSource("redis://nowhere", ["orders"], SCHEMA, **more)
-
-
-def numbered(batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    for batch in batches:
-        for number in batch["id"].to_pylist():
-            yield {"id": number, "twice": 2 * number}
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_every_entry_reaches_the_other_stream_once(redis_server: RedisServer, client: Any, seed: int) -> None:
-    """H80, H130, H140, H141: whatever is killed and however many tasks go on."""
-    chance = random.Random(seed)
-    for stream in range(3):
-        add(client, f"in:{stream}", range(100 * stream, 100 * stream + 100))
-    sink = RedisStreamsSink(redis_server.url, "out", ["id", "twice"])
-
-    def stages() -> Chain:
-        source = RedisStreamsSource(
-            redis_server.url, [f"in:{one}" for one in range(3)], SCHEMA, bounded=True, batch_rows=7, rate_limit_per_s=60
-        )
-        return chain(source=source, transform=numbered, sink=sink)
-
-    await run_until_the_end(stages, chance, seed, incarnations=5)
-    found = [(int(fields["id"]), int(fields["twice"])) for _, fields in client.xrange("out")]
-    assert sorted(found) == [(number, 2 * number) for number in range(300)]
-    assert client.keys("headgate:*:staged:*") == []
 
 
 async def test_a_task_reads_all_streams_of_a_pattern_in_turns(redis_server: RedisServer, client: Any) -> None:

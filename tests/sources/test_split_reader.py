@@ -55,21 +55,6 @@ def test_a_chain_reads_every_row_once_whatever_dies(seed: int) -> None:  # H80
     asyncio.run(chain_history(seed))
 
 
-async def test_a_restored_reader_goes_on_behind_its_last_output() -> None:
-    async with running_operator(source_of([0, 20], [20, 25]), parallelism=1, **STREAMING) as world:
-        task = await world.launch_operator(0, Slow)
-        restored = await checkpoint_after(world, 0.75)
-        before = list(task.outputs)
-    assert 5 <= len(before) <= 15
-    async with running_operator(source_of([0, 20], [20, 25]), parallelism=1, restored=restored, **STREAMING) as world:
-        task = await world.launch_operator(0, Slow)
-        await until_over(world, task)
-        numbers = task.outputs
-    assert numbers[0] <= before[-1] + 1
-    assert numbers == list(range(numbers[0], 25)), "nothing is missing, and nothing comes twice"
-    assert numbers[0] >= 5
-
-
 async def test_a_lost_reader_goes_on_from_the_last_checkpoint_and_later_splits_go_back() -> None:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator([[0, 10], [10, 20], [20, 30]], state))
     async with running_operator(source, parallelism=1, **STREAMING) as world:
@@ -83,20 +68,6 @@ async def test_a_lost_reader_goes_on_from_the_last_checkpoint_and_later_splits_g
         await until_over(world, again)
         assert again.outputs == list(range(again.outputs[0], 30))
         assert 0 < again.outputs[0] < 10
-
-
-async def test_a_rescaled_checkpoint_keeps_all_splits_in_hand() -> None:
-    splits = [[start, start + 10] for start in range(0, 80, 10)]
-    async with running_operator(source_of(*splits, batch_size=2), parallelism=3, **STREAMING) as world:
-        tasks = [await world.launch_operator(subtask, Slow) for subtask in range(3)]
-        restored = await checkpoint_after(world, 0.5)
-        before = [number for task in tasks for number in task.outputs]
-    async with running_operator(source_of(), parallelism=1, restored=restored, **STREAMING) as world:
-        task = await world.launch_operator(0, Numbers)
-        await until_over(world, task)
-        assert len(set(task.outputs)) == len(task.outputs)
-        assert set(range(80)) - set(task.outputs) <= set(before)
-        assert len(task.outputs) < 80
 
 
 class Whole(SplitReader):

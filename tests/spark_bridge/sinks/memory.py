@@ -29,7 +29,7 @@ class Server:
     prepared: dict[str, dict[str, list[tuple[int, Any]]]] = field(default_factory=dict)  # by sink and name
     committed: dict[str, dict[str, int]] = field(default_factory=dict)  # by sink and writer, the highest number
     is_narrow: bool = False  # it has no column for the rows
-    lock: Any = field(default_factory=threading.Lock)
+    lock: Any = field(default_factory=threading.RLock)  # a death may leave it taken by its thread
 
     @property
     def rows(self) -> list[tuple[int, Any]]:
