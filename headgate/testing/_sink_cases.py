@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from itertools import count
-from math import inf, nan
+from math import inf, isfinite, nan
 from time import tzset
 from types import FrameType
 from typing import Any
@@ -574,21 +574,11 @@ def _is_kept(value: Any, found: Any) -> bool:
         return found.encode() == value
     if isinstance(value, float) and isinstance(found, Decimal):
         return str(found) == "NaN" if value != value else found == Decimal(repr(value))
-    return bool(found == value) or str(found) == str(value)
-
-
-def _written(place: SinkTarget, number: int, value: Any, is_promised: bool) -> list[Committable]:
-    """Write one row with a writer of its own, and return what was prepared; nothing if it is refused."""
-    writer = place.sink("values").writer(SinkWriterContext("values", 0, number))
-    try:
-        writer.write(place.record(number, value))
-        return list(writer.prepare())
-    except Exception as error:
-        if is_promised:
-            raise AssertionError(f"{value!r} is refused: {describe(error)}") from error
-        return []
-    finally:
-        writer.close()
+    if type(value) is date and isinstance(found, datetime):
+        return found == datetime.combine(value, time.min)  # not an instant
+    if isinstance(found, float) and isfinite(found) and Decimal(repr(found)) == value:
+        return True  # in the shortest form, in which people read it
+    return bool(found == value) or str(found).lower() == str(value).lower()  # NaN is not equal to itself
 
 
 @contextmanager
