@@ -57,6 +57,11 @@ RECORDS = Rule(
     lambda data: not hasattr(data, "columns") and not hasattr(data, "column_names"),
     is_type=True,
 )
+TASKS = Rule(
+    "the operator's class, a function of the records, what subtask() returns, or None for a chain",
+    lambda operator: operator is None or callable(operator) or isinstance(operator, Chain),
+    is_type=True,
+)
 
 
 class StaysOnDriver:
@@ -136,7 +141,7 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         """The first exception with which the coordinator failed its latest job, or None."""
         return self._failure()
 
-    @checked(data=RECORDS)
+    @checked(operator=TASKS, data=RECORDS)
     def run(
         self,
         operator: TaskCode[Sent, Received, Output] | SubtaskTask = None,

@@ -51,7 +51,7 @@ from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import RUN_FAIL_S, Actions
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.handle import RECORDS, OperatorHandle, PartFactories
+from spark_bridge.driver.handle import RECORDS, TASKS, OperatorHandle, PartFactories
 from spark_bridge.driver.loop import BlockedLoopWatch, FrozenHeap
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators, WholeCalls, check_savepoint_directory
@@ -188,7 +188,7 @@ class AsyncOperatorHandle(OperatorHandle[Received, Sent]):
     """
 
     @must_be_awaited
-    @checked(data=RECORDS)
+    @checked(operator=TASKS, data=RECORDS)
     async def run(  # type: ignore[override]  # as the methods of SidecarRuntime are those of Sidecar
         self,
         operator: TaskCode[Sent, Received, Output] | SubtaskTask = None,
