@@ -116,7 +116,15 @@ CALLED_BY_HEADGATE = (
 """A user implements these methods, and Headgate calls them."""
 
 MADE_BY_HEADGATE = {
-    *("SidecarRuntime", "OperatorHandle", "SubtaskContext", "GroupMember", "FailureReason", "Distribution"),
+    *(
+        "SidecarRuntime",
+        "OperatorHandle",
+        "AsyncOperatorHandle",
+        "SubtaskContext",
+        "GroupMember",
+        "FailureReason",
+        "Distribution",
+    ),
     *("SplitEnumeratorContext", "SinkCommitterContext", "SinkWriterContext"),
     *("CompletedCheckpoint", "ExecutionAttempt", "GroupCheckpoint", "Chain", "LiveGateways", "Confirmation"),
     *("SidecarStatus", "OperatorStatus", "AttemptStatus", "OperatorStatistics", "LatencyRecorder"),
@@ -185,6 +193,8 @@ HINTS: dict[str, Any] = {
 
 ANYTHING: dict[str, str] = {
     "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
+    "OperatorHandle.run(operator)": "the same",
+    "types.AsyncOperatorHandle.run(operator)": "the same",
     "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
     "actors.DirectActor.handle(context)": "a user overrides it, and Headgate calls it",
     "actors.ActorRef.ask(build)": "it is called immediately",
@@ -205,6 +215,7 @@ ALSO_RIGHT: dict[str, list[Any]] = {
     "sinks.SinkWriterContext.prepared_for(checkpoint_id)": [-1],
     "testing.running_operator(seed)": [-1, HUGE],
     "testing.sink_cases(seed)": [-1, HUGE],
+    "testing.source_cases(seed)": [-1, HUGE],
     "testing.check_bookkeeping(seed)": [-1, HUGE],
     "actors.testing.deterministic_system(seed)": [-1, HUGE],
 }

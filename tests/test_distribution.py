@@ -266,10 +266,13 @@ def test_no_requirement_replaces_what_a_platform_has(wheel: Path) -> None:
     assert bounded == set()
 
 
-def test_the_wheel_brings_the_command(wheel: Path) -> None:
+def test_the_wheel_brings_the_command_and_the_fixtures(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
-        assert archive.read(path).decode() == "[console_scripts]\nheadgate = spark_bridge.command:main\n"
+        points = archive.read(path).decode()
+    assert points == (
+        "[console_scripts]\nheadgate = spark_bridge.command:main\n\n[pytest11]\nheadgate = headgate._pytest\n"
+    )
 
 
 def test_the_pins_of_a_lock_are_its_versions() -> None:

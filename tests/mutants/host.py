@@ -41,7 +41,7 @@ started-incarnation-is-not-closed [R105; H6]
 failed-start-takes-calls [feared; H7]
   A coordinator whose start has failed gets the calls after it.
   @ actors.coordination.host.part:Part._begin
-  ~ new.failure = contained("factory", error) => new.failure = contained("factory", error); new.live = new.coordinator
+  ~ new.failure = error => new.failure = error; new.live = new.coordinator
 background-of-a-plan-outlives-it [G16; H133]
   What an enumerator of a stream runs in the background goes on after the plan has closed it.
   @ actors.coordination.host.alone:HostAlone.close
