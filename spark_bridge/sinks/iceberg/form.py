@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow
-from pyarrow import types
+from pyarrow import compute, types
 
 from spark_bridge.common.arrow_types import for_spark
 
@@ -20,6 +20,22 @@ def iceberg_form(schema: pyarrow.Schema) -> pyarrow.Schema:
     Raises ``ValueError``, which names the column, for a type that has no such form.
     """
     return for_spark(schema, _own)
+
+
+def check_years(table: pyarrow.Table) -> None:
+    """Raise ``ValueError`` for a date or a timestamp that Python has none for.
+
+    pyiceberg describes each file by the least and the greatest value of its columns, so it could never add the file.
+    """
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        if types.is_date(column.type) or types.is_timestamp(column.type):
+            try:
+                compute.min_max(column).as_py()
+            except (OverflowError, ValueError) as error:
+                raise ValueError(
+                    f"column {name!r} has a year before 1 or after 9999, with which pyiceberg cannot add a file: "
+                    "leave such rows out, or declare the column as a string or as int64"
+                ) from error
 
 
 def _own(given: Any) -> Any:

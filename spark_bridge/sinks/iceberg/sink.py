@@ -75,10 +75,11 @@ class IcebergSink(TwoPhaseSink[Any]):
 
     def writer(self, context: SinkWriterContext) -> ParquetWriter:
         require("pyarrow", "iceberg")
-        from spark_bridge.sinks.iceberg.form import iceberg_form
+        from spark_bridge.sinks.iceberg.form import check_years, iceberg_form
         from spark_bridge.sinks.parquet.task import ParquetWriter
 
-        return ParquetWriter(context, self._folder(context.sink), self._schema, iceberg_form(self._schema))
+        form = iceberg_form(self._schema)
+        return ParquetWriter(context, self._folder(context.sink), self._schema, form, check_years)
 
     def committer(self, context: SinkCommitterContext) -> IcebergCommitter:
         require("pyiceberg", "iceberg")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,16 +24,23 @@ _ROWS_MAX = 10_000  # of single rows in memory
 class ParquetWriter(TwoPhaseWriter[Any]):
     """Writes one data file for each checkpoint. Arrow batches go into it without a detour; single rows are collected.
 
-    ``schema`` is what the user has declared, and ``stored`` the same in types that the table format has.
+    ``schema`` is what the user has declared, and ``stored`` the same in types that the table format has. ``check``
+    raises ``ValueError`` for rows that the committer could not add.
     """
 
     def __init__(
-        self, context: SinkWriterContext, folder: DataFolder, schema: pyarrow.Schema, stored: pyarrow.Schema
+        self,
+        context: SinkWriterContext,
+        folder: DataFolder,
+        schema: pyarrow.Schema,
+        stored: pyarrow.Schema,
+        check: Callable[[pyarrow.Table], None] = lambda table: None,
     ) -> None:
         self._context = context
         self._folder = folder
         self._schema = schema
         self._stored = stored
+        self._check = check
         takes = {field.name: take_of(field.type, field.name) for field in schema}
         required = {field.name: "nullable=False in the sink's schema" for field in schema if not field.nullable}
         self._columns = Columns(schema.names, takes, required)
@@ -105,6 +113,7 @@ class ParquetWriter(TwoPhaseWriter[Any]):
     def _append(self, table: pyarrow.Table) -> None:
         if table.num_rows == 0:
             return
+        self._check(table)
         if self._name is None:
             self._name = self._context.next_name(suffix=".parquet")
             self._file = self._folder.create(self._name)

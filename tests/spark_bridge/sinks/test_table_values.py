@@ -92,6 +92,24 @@ def as_stored(value: Any) -> Any:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "far"),
+    [(pa.date32(), 2932897), (pa.date32(), -719163), (pa.timestamp("us"), 253402300800000000), (INSTANTS, 2**62)],
+    ids=str,
+)
+def test_iceberg_refuses_years_with_which_pyiceberg_could_never_add_the_file(
+    tmp_path: Path, kind: pa.DataType, far: int
+) -> None:  # H171
+    sink = iceberg(tmp_path, kind)
+    committer(sink)
+    batch = pa.record_batch([pa.array([0, far], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)], ["a"])
+    with pytest.raises(ValueError, match=r"column 'a' has a year before 1 or after 9999"):
+        prepare(sink, batch)
+    assert not list(tmp_path.glob("table/data/**/*.parquet"))
+    committer(sink).commit(prepare(sink, batch.slice(0, 1)))
+    assert len(values(tmp_path, sink)) == 1
+
+
 @pytest.mark.parametrize("kind", [pa.time64("us"), pa.binary(3), pa.uuid()], ids=str)
 def test_iceberg_has_types_that_spark_lacks(tmp_path: Path, kind: pa.DataType) -> None:  # H171
     value = {"time64[us]": time(1, 2, 3, 4)}.get(str(kind), b"abc" if kind == pa.binary(3) else uuid.uuid4().bytes)
