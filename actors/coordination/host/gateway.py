@@ -384,7 +384,7 @@ class Gateway:
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
     ) -> Coroutine[Any, Any, Confirmation]:
         self._check_thread()
-        return self._send(event, loss_tolerant, urgent, _AwaitCheck(self._sends.attempt))
+        return self._send(event, loss_tolerant, urgent, _AwaitCheck("gateway.send_event", self._sends.attempt))
 
     async def _send(self, event: Any, loss_tolerant: bool, urgent: bool, check: _AwaitCheck) -> Confirmation:
         check.begun = True
@@ -413,28 +413,29 @@ class Gateway:
 
 
 class _AwaitCheck:
-    """Notices that ``send_event`` was called and never awaited, and says where.
+    """Notices that ``method``, which sends to ``attempt`` or to several, was called and never awaited, and says where.
 
     It is an argument of the coroutine, which sets ``begun`` first. If it is dropped before that, it logs. Python's own
     warning names only the coroutine, not the line that created it.
     """
 
-    __slots__ = ("_attempt", "begun")
+    __slots__ = ("_attempt", "_method", "begun")
 
-    def __init__(self, attempt: ExecutionAttempt) -> None:
+    def __init__(self, method: str, attempt: ExecutionAttempt | None = None) -> None:
+        self._method = method
         self._attempt = attempt
         self.begun = False
 
     def __del__(self) -> None:
         if not self.begun:
             frame = sys._getframe(1)  # usually the statement that lacks the await
+            to = self._attempt
+            told = {} if to is None else {"operator_id": to.operator_id, "subtask": to.subtask, "attempt": to.attempt}
             log.warning(
-                "send_event never awaited",
-                operator_id=self._attempt.operator_id,
-                subtask=self._attempt.subtask,
-                attempt=self._attempt.attempt,
+                "send never awaited",
+                **told,
                 at=f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}",
-                hint="the event was not sent: write `await gateway.send_event(...)`",
+                hint=f"the event was not sent: write `await {self._method}(...)`",
             )
 
 
@@ -579,9 +580,9 @@ class LiveGateways:
         """
         return tuple([Gateway(sends, self._by) for sends in self._of(subtask)])
 
-    async def send(
+    def send(
         self, subtask: int, event: Any, *, attempt: int | None = None, loss_tolerant: bool = False, urgent: bool = False
-    ) -> tuple[Confirmation, ...]:
+    ) -> Coroutine[Any, Any, tuple[Confirmation, ...]]:
         """Send an event to a subtask, as ``SubtaskGateway.send_event`` does, and return the confirmations.
 
         They are in the order of ``gateways(subtask)``, so none if it has no attempt. What a later attempt needs is sent
@@ -600,14 +601,15 @@ class LiveGateways:
             LocalProtocolError: the call comes from another thread.
             ValueError: there is no such subtask.
         """
-        to = self._of(subtask)
-        if attempt is not None:
-            to = [sends for sends in to if sends.attempt.attempt == attempt]
-        return await self._send(event, to, loss_tolerant, urgent)
 
-    async def broadcast(
+        def to() -> list[AttemptSends]:
+            return [sends for sends in self._of(subtask) if attempt in (None, sends.attempt.attempt)]
+
+        return self._send(event, to, loss_tolerant, urgent, _AwaitCheck("gateways.send"))
+
+    def broadcast(
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
-    ) -> tuple[Confirmation, ...]:
+    ) -> Coroutine[Any, Any, tuple[Confirmation, ...]]:
         """Send an event to all attempts, as ``SubtaskGateway.send_event`` does, and return their confirmations.
 
         It is encoded once. It leaves immediately to all that have capacity; then this waits for capacity at the others.
@@ -617,7 +619,7 @@ class LiveGateways:
             EventEncodeError: a value in the event is of a type that events cannot have, or it is too large.
             LocalProtocolError: the call comes from another thread.
         """
-        return await self._send(event, self._all(), loss_tolerant, urgent)
+        return self._send(event, self._all, loss_tolerant, urgent, _AwaitCheck("gateways.broadcast"))
 
     def broadcast_nowait(
         self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False
@@ -685,8 +687,10 @@ class LiveGateways:
         return of_subtask if self._by.may_act() else []
 
     async def _send(
-        self, event: Any, to: list[AttemptSends], loss_tolerant: bool, urgent: bool
+        self, event: Any, find: Callable[[], list[AttemptSends]], loss_tolerant: bool, urgent: bool, check: _AwaitCheck
     ) -> tuple[Confirmation, ...]:
+        check.begun = True
+        to = find()
         payload = self._encode(event)
         sent = [sends.try_send(self._by, payload, loss_tolerant, urgent) for sends in to]
         return tuple(

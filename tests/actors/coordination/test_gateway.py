@@ -256,10 +256,26 @@ async def test_a_send_event_that_is_never_awaited_is_told_with_its_place(recreat
                 group.start_soon(gateway.send_event, "sent")
             await world.settle()
             assert task.events == ["sent"]
-    (line,) = [line for line in logs if line["event"] == "send_event never awaited"]
+    (line,) = [line for line in logs if line["event"] == "send never awaited"]
     assert (line["operator_id"], line["subtask"], line["attempt"]) == (world.config.operator_id, 0, 0)
     assert "test_gateway.py" in line["at"]
     assert "await gateway.send_event" in line["hint"]
+
+
+@pytest.mark.parametrize("method", ["send", "broadcast"])
+async def test_a_send_to_several_that_is_never_awaited_is_told_with_its_place(method: str) -> None:  # H59
+    with capture_logs() as logs:
+        async with running_tasks(2) as (world, tasks):
+            gateways: Any = world.coordinator.context.gateways
+            arguments = (0, "sent") if method == "send" else ("sent",)
+            with pytest.warns(RuntimeWarning, match="never awaited"):
+                getattr(gateways, method)(*arguments)
+            await getattr(gateways, method)(*arguments)
+            await world.settle()
+            assert [task.events for task in tasks] == [["sent"], [] if method == "send" else ["sent"]]
+    (line,) = [line for line in logs if line["event"] == "send never awaited"]
+    assert "test_gateway.py" in line["at"]
+    assert f"await gateways.{method}(" in line["hint"]
 
 
 async def test_a_wait_for_a_confirmation_that_is_cut_off_leaves_nothing_behind() -> None:  # H163
