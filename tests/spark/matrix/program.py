@@ -158,9 +158,15 @@ class Readers:
         self._number += 1
         name = f"stream_{self._number}"
         self._sidecar.source(name, FileSource(path, discover_every_s=60.0, **options), parallelism=1)
-        writer = self._spark.readStream.format(name).load().writeStream.format("memory").queryName(name)
+        batches: list[pa.Table] = []
+        # Spark's memory sink sends java.sql.Date to the driver, which is another day in another zone.
+        writer = (
+            self._spark.readStream.format(name)
+            .load()
+            .writeStream.foreachBatch(lambda batch, _: batches.append(batch.toArrow()))
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
-        return self._spark.table(name).toArrow()
+        return pa.concat_tables(batches)
 
 
 def read_files(readers: Readers, folder: Path, by_spark: Path, turn: int) -> Outcomes:
