@@ -137,8 +137,8 @@ class PostgresTarget(SourceTarget):
         self._connection.cursor().executemany(f"INSERT INTO suite.t ({self._key}) VALUES (%s)", rows)
 
     def clear(self) -> None:
-        for (slot,) in self._connection.execute("SELECT slot_name FROM pg_replication_slots").fetchall():
-            self._connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        self._connection.execute("SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots")
+        self._connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
         for (name,) in self._connection.execute("SELECT pubname FROM pg_publication").fetchall():
             self._connection.execute(f"DROP PUBLICATION {name}")
         self._connection.execute("DROP TABLE IF EXISTS suite.t, suite.before")
