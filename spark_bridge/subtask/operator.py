@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -158,7 +158,7 @@ def iterated(operator: SubtaskOperator, outputs: object) -> Iterator[Any]:
     """Return the outputs of ``process`` one by one. Raise ``TypeError`` for anything but None and an iterable."""
     if outputs is None:
         return iter(())
-    if isinstance(outputs, str | bytes) or not hasattr(outputs, "__iter__"):
+    if isinstance(outputs, str | bytes | Mapping) or not hasattr(outputs, "__iter__"):  # of a dict, only the keys came
         raise TypeError(
             f"{type_name(operator)}.process must return an iterable of outputs, or None, not {show(outputs)}: "
             "yield each output, or return a list of them"

@@ -269,7 +269,7 @@ async def test_what_a_task_lists_for_checkpoints_that_never_come_has_a_limit(*, 
 
 async def test_parts_that_are_committed_or_destroyed_do_not_count_any_more() -> None:  # H157
     coordinator = sink(TwoPhaseCommitter)
-    server = coordinator.commits._of._server  # type: ignore[attr-defined]
+    server = coordinator.commits._of.server  # type: ignore[attr-defined]
     async with running_operator(coordinator, mode="streaming") as world:
         task = await hear(world)
         prepared = a_list(None, None, checkpoint_id=1)

@@ -138,6 +138,44 @@ def test_every_dialect_of_csv_that_pyarrow_knows_can_be_read(
     assert table_of(FileSource(str(tmp_path), csv_options=options)) == found
 
 
+@pytest.mark.parametrize("block_bytes", [4, 2**20])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_empty_line_is_a_row_with_null_if_there_is_one_column(tmp_path: Path, end: str, block_bytes: int) -> None:
+    """H171. pyarrow writes NULL so, and leaves such lines out when it reads, by default."""
+    (tmp_path / "a.csv").write_text(end.join(["t", "a", "", "b", "", ""]), newline="")
+    source = FileSource(str(tmp_path), block_bytes=block_bytes)
+    assert [row["t"] for row in table_of(source)] == ["a", None, "b", None]
+    (tmp_path / "a.csv").write_text("id,t\n1,a\n\n2,b\n")
+    assert len(table_of(FileSource(str(tmp_path)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"a.csv": b'id,t\n1,"abc\n2,x\n3,y\n'}, "'t' of its last record begins with a quote that is never closed"),
+        ({"a.csv": "id,t\n1,é\n".encode("latin-1")}, r"'t' has text that is not UTF-8: pass its encoding"),
+        ({"day=1/a.csv": b"id\n1\n", "b.csv": b"id\n2\n"}, "it has 'day', which the head of the first file"),
+        ({"day=1/a.csv": b"id\n1\n", "day=2/n=5/b.csv": b"id\n2\n"}, "it has 'n', which the head of the first file"),
+        ({"n=1/n=5/b.csv": b"id\n2\n"}, "two of the folders that it is in have values for one column"),
+    ],
+    ids=["open quote", "not UTF-8", "later folder", "later folder inside", "folder twice"],
+)
+def test_a_file_of_which_something_would_be_lost_is_refused(
+    tmp_path: Path, files: dict[str, bytes], text: str
+) -> None:  # H171
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=text):
+        table_of(FileSource(str(tmp_path)))
+
+
+def test_a_value_that_a_declared_column_cannot_hold_is_told_with_the_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,300\n")
+    with pytest.raises(ValueError, match=r"column 'b': .*invalid value '300'"):
+        table_of(FileSource(str(tmp_path), schema=pyarrow.schema([("b", pyarrow.int8())])))
+
+
 def test_an_option_of_csv_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"csv_options has no 'block_size', 'quotechar': .* quote_char"):
         FileSource("/data", csv_options={"quotechar": "'", "block_size": 3})

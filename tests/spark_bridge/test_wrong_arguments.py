@@ -151,7 +151,7 @@ class Words(SubtaskOperator):
         """Return nothing."""
 
 
-@pytest.mark.parametrize("outputs", [5, "abc", b"abc", object()])
+@pytest.mark.parametrize("outputs", [5, "abc", b"abc", {"a": 1}, Ellipsis], ids=str)
 def test_a_process_that_returns_no_iterable_is_named_with_what_it_returned(outputs: object) -> None:
     with pytest.raises(TypeError, match=r"Words\.process must return an iterable of outputs, or None, not .*: yield"):
         iterated(Words(), outputs)

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from math import inf
 from typing import Any, NamedTuple
 
 import psycopg
@@ -98,6 +99,8 @@ def _take(base: str, modifier: int) -> Take | None:
             return None
         scale = (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
         return lambda value, of_spark: _number(value, scale)
+    if base in ("smallint", "integer", "bigint"):
+        return _integer
     if base in ("real", "double precision"):
         return lambda value, of_spark: _float(value, base)
     if base.startswith(("timestamp", "time ")):
@@ -112,6 +115,17 @@ def _take(base: str, modifier: int) -> Take | None:
         chars_max = modifier - 4 if modifier >= 4 else None
         return lambda value, of_spark: _text(value, chars_max)
     return _bytes if base == "bytea" else None
+
+
+def _integer(value: Any, of_spark: bool) -> Any:
+    """pandas makes floats of integers beside NULLs, and PostgreSQL reads no text of a float as an integer."""
+    if not isinstance(value, (float, Decimal)):
+        return value
+    if value != value:
+        raise ValueError("NaN is no integer: write None for NULL")
+    if value in (inf, -inf) or int(value) != value:
+        raise ValueError("this is not a whole number: round it first, or give the column another type")
+    return int(value)
 
 
 def _json(value: Any, of_spark: bool) -> Any:

@@ -8,6 +8,7 @@ were read. ``offset`` is 0, or where a position of an earlier release, an int, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
@@ -96,11 +97,14 @@ def csv_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None
     types = {
         name: _type_of(_nulled(texts.column(name), file_format), batch.schema.field(name).type) for name in numbers
     }
-    found = ((one, types.get(one.name) or _named_type(column)) for one, column in zip(batch.schema, batch, strict=True))
+    found = (
+        (one, types.get(one.name) or _named_type(one.name, column))
+        for one, column in zip(batch.schema, batch, strict=True)
+    )
     return pyarrow.schema([(one.name, kind) for one, kind in found])
 
 
-def _named_type(values: Any) -> Any:
+def _named_type(name: str, values: Any) -> Any:
     """The type of a column that has no numbers. Nanoseconds, which end in 2262, are found only where they are used."""
     import pyarrow
     from pyarrow import types
@@ -108,6 +112,11 @@ def _named_type(values: Any) -> Any:
     found = values.type
     if types.is_null(found):
         return pyarrow.string()
+    if types.is_binary(found):  # pyarrow takes it for bytes
+        raise ValueError(
+            f"column {name!r} has text that is not UTF-8: pass its encoding, such as csv_options={{'encoding': "
+            "'latin-1'}, or schema= with binary columns"
+        )
     if types.is_timestamp(found) and found.unit == "ns":
         micros = pyarrow.timestamp("us", found.tz)
         return micros if values.equals(values.cast(micros, safe=False).cast(found)) else found
@@ -213,6 +222,7 @@ class _View:
         self._file = file
         self._lock = Lock()
         self.at = at
+        self.end = b""  # the last bytes that were read
         self.closed = False
 
     def read(self, size: int = -1) -> bytes:
@@ -222,6 +232,7 @@ class _View:
             self._file.seek(self.at)
             data = self._file.read(size)
             self.at += len(data)
+            self.end = (self.end + data[-8:])[-8:]
             return data
 
     def close(self) -> None:
@@ -230,11 +241,28 @@ class _View:
 
 
 def _header(file: BinaryIO, file_format: FileFormat) -> list[str]:
+    from pyarrow import ArrowInvalid
     from pyarrow import csv as arrow_csv
 
     read, parse, _ = _made(file_format.csv_options)
-    with closing(_View(file, 0)) as view, arrow_csv.open_csv(view, read, parse) as batches:
-        return list(batches.schema.names)
+    try:
+        with closing(_View(file, 0)) as view, arrow_csv.open_csv(view, read, parse) as batches:
+            return list(batches.schema.names)
+    except ArrowInvalid:
+        return []  # it is empty; what else may be wrong shows when it is read
+
+
+def _check_end(view: _View, batch: pyarrow.RecordBatch, names: list[str], quote: Any) -> None:
+    """Raise ``ValueError`` if the last value of the file has lines of the file in it, and no quote after it.
+
+    pyarrow takes the end of a file for the end of a quoted value. In another column, too few columns are an error.
+    """
+    if not quote or names[-1] not in batch.schema.names:
+        return
+    last = batch.column(names[-1])[-1].as_py()
+    is_open = isinstance(last, str) and "\n" in last and not view.end.rstrip(b"\r\n\0").endswith(quote.encode())
+    if is_open:
+        raise ValueError(f"column {names[-1]!r} of its last record begins with a quote that is never closed")
 
 
 def _batches(
@@ -249,25 +277,35 @@ def _batches(
     from pyarrow import csv as arrow_csv
 
     read, parse, convert = _made(file_format.csv_options)
+    names = _header(file, file_format)
     if offset:
-        read.column_names, read.skip_rows = _header(file, file_format), 0
+        read.column_names, read.skip_rows = names, 0
+    if len(names) == 1 and "ignore_empty_lines" not in file_format.csv_options:
+        parse.ignore_empty_lines = False  # such a line is a row with NULL
     read.block_size, read.use_threads = file_format.block_bytes, False
     convert.column_types = types
     if file_format.schema is not None and not file_format.inferred:
         convert.include_columns = list(types)
-    given = 0
+    given = done
     while True:
+        held = None  # the newest batch, until there is another one: the last one is looked at again
         try:
             with closing(_View(file, offset)) as view, arrow_csv.open_csv(view, read, parse, convert) as batches:
-                skipped = max(done, given)
+                skipped = given
                 for batch in batches:
                     new = batch.slice(min(skipped, batch.num_rows))
                     skipped -= batch.num_rows - new.num_rows
-                    given = max(given, done) + new.num_rows
-                    if new.num_rows:
-                        yield view.at, new
+                    if new.num_rows and held is not None:
+                        given += held[1].num_rows
+                        yield held
+                    held = (view.at, new) if new.num_rows else held
+                if held is not None:
+                    _check_end(view, held[1], names, parse.quote_char)
+                    yield held
             return
         except ArrowInvalid as error:
+            if place := re.match(r"In CSV column #(\d+): (?:CSV conversion error[^:]*: |Row #\d+: )*", str(error)):
+                raise ValueError(f"column {names[int(place[1])]!r}: {error}") from error
             short = "Empty CSV file" in str(error)  # of a block that has no whole first line, too
             if short and read.block_size >= HEADER_BYTES_MAX:
                 return

@@ -46,7 +46,10 @@ class FileFormat:
         """The values that the names of a file's folders have, as Hive, Spark and others write partitions."""
         folders = path.removeprefix(self.root).split("/")[:-1]
         pairs = [folder.partition("=")[::2] for folder in folders if "=" in folder]
-        return {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, value in pairs}
+        values = {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, value in pairs}
+        if len(values) < len(pairs):
+            raise ValueError("two of the folders that it is in have values for one column: rename one of them")
+        return values
 
     def check_known(self, found: pyarrow.Schema) -> None:
         """Raise ``ValueError`` for a column or a field that a found-out schema does not have: it would be lost."""

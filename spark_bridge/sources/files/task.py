@@ -64,12 +64,15 @@ class FileReader(SplitReader):
         self.rate_limit_per_s = rate_limit_per_s
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
+        import pyarrow
+
         path, start, end = split
         if is_compressed(path):
             end = NO_END  # the sizes that the driver sees are those of the compressed file
         file_format, schema = self._format, self._format.arrow_schema
         with _named(path), closing(open_file(path, file_format.storage_options)) as file:
             texts = file_format.values_of_folders(path)
+            file_format.check_known(pyarrow.schema([(name, pyarrow.string()) for name in texts]))
             in_folders = [(one, _value(texts[one.name], one)) for one in schema if one.name in texts]
             for one, _ in in_folders:
                 schema = schema.remove(schema.get_field_index(one.name))
