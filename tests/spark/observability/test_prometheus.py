@@ -126,6 +126,6 @@ def test_every_query_of_the_dashboard_returns_data_of_a_real_job(spark: SparkSes
             (failures,) = server.query('headgate_attempt_failures_total{operator="crawl"} > 0')
             assert failures["value"][1] == "1"
             metadata = server.ask("/api/v1/metadata?metric=headgate_request_seconds")["headgate_request_seconds"]
-            assert metadata[0]["type"] == "summary"
+            assert metadata[0]["type"] == "histogram"
             script.say(["stop"])
             action.result()
