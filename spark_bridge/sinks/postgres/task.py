@@ -134,5 +134,5 @@ def _dump(forms: Any, column: str, value: Any) -> None:
 def _known_op(op: Any, of_spark: bool) -> Any:
     if op not in ("r", "i", "u", "d", "t"):
         shown = show(op, SHOWN_CHARS_MAX)
-        raise ValueError(f"{shown} is no operation: write r, i or u for a row, d for its deletion, or t for all")
+        raise ValueError(f"{shown} is not an operation: write r, i or u for a row, d for its deletion, or t for all")
     return op

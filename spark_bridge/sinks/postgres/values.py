@@ -122,7 +122,7 @@ def _integer(value: Any, of_spark: bool) -> Any:
     if not isinstance(value, (float, Decimal)):
         return value
     if value != value:
-        raise ValueError("NaN is no integer: write None for NULL")
+        raise ValueError("NaN is not an integer: write None for NULL")
     if value in (inf, -inf) or int(value) != value:
         raise ValueError("this is not a whole number: round it first, or give the column another type")
     return int(value)

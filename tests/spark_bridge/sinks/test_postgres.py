@@ -176,7 +176,7 @@ def test_a_deletion_finds_the_row_that_the_index_finds(postgres: Postgres, datab
 @pytest.mark.parametrize(
     ("record", "text"),
     [
-        ({"id": 1, "op": "x"}, "'x' is no operation: write r, i or u for a row"),
+        ({"id": 1, "op": "x"}, "'x' is not an operation: write r, i or u for a row"),
         ({"id": 1}, "'op' is the op_column and NULL"),
         ({"op": "d", "what": "a"}, "'id' is in the key and NULL"),
         ({"id": 1, "op": "d", "lsn": 7}, r"no columns \['lsn'\]"),
