@@ -43,6 +43,11 @@ class Case(Generic[TargetT]):
         await self.check(target)
 
 
+def case(name: str, check: Callable[..., Awaitable[None]], *args: Any) -> Case[Any]:
+    """A case whose ``check`` gets the target, and then ``args``."""
+    return Case(name, lambda target: check(target, *args))
+
+
 def some(moments: Sequence[Any], most: int, seed: int) -> list[Any]:
     """At most so many of ``moments``, in order."""
     if len(moments) <= most:

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from actors.logs import get_logger
-from headgate.testing._cases import Case, some, told
+from headgate.testing._cases import Case, case, some, told
 from headgate.testing._sink_model import Row
 from headgate.testing._sink_world import Attempt, SinkTarget, SinkWorld
 from headgate.testing._world import World, running_operator
@@ -127,10 +127,6 @@ def sink_cases(*, histories: int = 20, seed: int = 0) -> list[Case[SinkTarget]]:
         histories: how many histories a case tries at most. With a large number, every moment has its own.
         seed: for the choice of moments and the random histories. A failure names what it tried.
     """
-
-    def case(name: str, check: Callable[..., Awaitable[None]], *args: Any) -> Case[SinkTarget]:
-        return Case(name, lambda target: check(target, *args))
-
     return [
         case("every row is visible once", no_trouble),
         *(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from actors.coordination.sources.source import SourceCoordinator
 from actors.testing import Candidate
 from headgate.testing._bookkeeping import Bookkeeping, KeptOutputs, check_bookkeeping
-from headgate.testing._cases import Case, some, told
+from headgate.testing._cases import Case, case, some, told
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._world import World, running_operator
 from protocol.arguments import ANY, checked
@@ -96,10 +96,6 @@ def source_cases(*, histories: int = 20, seed: int = 0) -> list[Case[SourceTarge
         histories: how many histories a case tries at most. With a large number, every step has its own.
         seed: for the choice of steps and the random histories. A failure names what it tried.
     """
-
-    def case(name: str, check: Callable[..., Awaitable[None]], *args: Any) -> Case[SourceTarget]:
-        return Case(name, lambda target: check(target, *args))
-
     return [
         *(case(name, splits, *layout) for name, layout in LAYOUTS.items()),
         case("splits and records come later", later),

@@ -234,9 +234,8 @@ class _Trial:
                 self._spark = builder.master("local[1]").appName("headgate check").getOrCreate()
             else:
                 self._spark = builder.remote(self._remote).getOrCreate()
-                self._spark.client.set_retry_policies(
-                    []
-                )  # by default, ten minutes pass until it says that there is none
+                # By default, ten minutes pass until it says that there is none.
+                self._spark.client.set_retry_policies([])
             version = self._spark.version  # of the server, which is asked here
         except Exception as error:  # Py4J, PySpark and the operating system have their own
             raise CheckFailed(self._why_not_started(error)) from error

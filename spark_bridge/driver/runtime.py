@@ -92,10 +92,9 @@ from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.task_entry import SubtaskTask
 
 if TYPE_CHECKING:
-    from spark_bridge.driver.handle import TaskCode
-
-if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from spark_bridge.driver.handle import TaskCode
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])

@@ -11,7 +11,7 @@ from math import log10
 from typing import Any
 
 from actors.coordination import LatencyRecorder
-from spark_bridge.observability.status import LatencyStatus, Percentiles
+from spark_bridge.observability.status import BINS, LatencyStatus, Percentiles
 
 try:
     from ddsketch import DDSketch
@@ -24,8 +24,6 @@ ACCURACY = 0.01
 """The relative error of a percentile."""
 SAMPLES_TOGETHER_MAX = 4096
 """How many samples one ``fold`` takes in: about a millisecond of work. If more have come, evenly spaced ones."""
-BINS = 28
-"""How many numbers a histogram has: four for each decade from 10 µs to 100 s."""
 BIN_ENDS = (*(f"{10 ** ((number + 1) / 4 - 5):.3g}" for number in range(BINS - 1)), "+Inf")
 """The upper end of each, in seconds, as Prometheus writes it."""
 SLICE_S = 15.0

@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from protocol.describing import NOT_FINITE, plain, readable, show
 from spark_bridge.observability.html import status_html
 
+BINS = 28
+"""How many numbers the histogram of a latency has: four for each decade from 10 µs to 100 s."""
+
 
 class Percentiles(NamedTuple):
     """Percentiles of a latency, in microseconds, within 1 % of the exact values.
@@ -43,7 +46,7 @@ class LatencyStatus(NamedTuple):
     last_minute: Percentiles = Percentiles()
     last_five_minutes: Percentiles = Percentiles()
     sum_us: float = 0.0
-    histogram: tuple[int, ...] = (0,) * 28
+    histogram: tuple[int, ...] = (0,) * BINS
 
 
 class CallStatus(NamedTuple):

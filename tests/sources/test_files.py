@@ -149,6 +149,11 @@ def test_an_empty_line_is_a_row_with_null_if_there_is_one_column(tmp_path: Path,
     assert len(table_of(FileSource(str(tmp_path)))) == 2
 
 
+def test_a_first_record_that_is_longer_than_a_block_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"id,t\n1,{'x' * 3_000_000}\n2,b\n")
+    assert [(row["id"], len(row["t"])) for row in table_of(FileSource(str(tmp_path)))] == [(1, 3_000_000), (2, 1)]
+
+
 @pytest.mark.parametrize(
     ("files", "text"),
     [

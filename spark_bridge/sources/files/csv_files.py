@@ -97,11 +97,8 @@ def csv_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None
     types = {
         name: _type_of(_nulled(texts.column(name), file_format), batch.schema.field(name).type) for name in numbers
     }
-    found = (
-        (one, types.get(one.name) or _named_type(one.name, column))
-        for one, column in zip(batch.schema, batch, strict=True)
-    )
-    return pyarrow.schema([(one.name, kind) for one, kind in found])
+    columns = zip(names, batch, strict=True)
+    return pyarrow.schema([(name, types.get(name) or _named_type(name, column)) for name, column in columns])
 
 
 def _named_type(name: str, values: Any) -> Any:
@@ -240,16 +237,13 @@ class _View:
             self.closed = True
 
 
-def _header(file: BinaryIO, file_format: FileFormat) -> list[str]:
-    from pyarrow import ArrowInvalid
+def _header(file: BinaryIO, file_format: FileFormat, block_size: int) -> list[str]:
     from pyarrow import csv as arrow_csv
 
     read, parse, _ = _made(file_format.csv_options)
-    try:
-        with closing(_View(file, 0)) as view, arrow_csv.open_csv(view, read, parse) as batches:
-            return list(batches.schema.names)
-    except ArrowInvalid:
-        return []  # it is empty; what else may be wrong shows when it is read
+    read.block_size = block_size
+    with closing(_View(file, 0)) as view, arrow_csv.open_csv(view, read, parse) as batches:
+        return list(batches.schema.names)
 
 
 def _check_end(view: _View, batch: pyarrow.RecordBatch, names: list[str], quote: Any) -> None:
@@ -277,19 +271,20 @@ def _batches(
     from pyarrow import csv as arrow_csv
 
     read, parse, convert = _made(file_format.csv_options)
-    names = _header(file, file_format)
-    if offset:
-        read.column_names, read.skip_rows = names, 0
-    if len(names) == 1 and "ignore_empty_lines" not in file_format.csv_options:
-        parse.ignore_empty_lines = False  # such a line is a row with NULL
     read.block_size, read.use_threads = file_format.block_bytes, False
     convert.column_types = types
     if file_format.schema is not None and not file_format.inferred:
         convert.include_columns = list(types)
+    names: list[str] = []
     given = done
     while True:
         held = None  # the newest batch, until there is another one: the last one is looked at again
         try:
+            names = names or _header(file, file_format, read.block_size)
+            if offset:
+                read.column_names, read.skip_rows = names, 0
+            if len(names) == 1 and "ignore_empty_lines" not in file_format.csv_options:
+                parse.ignore_empty_lines = False  # such a line is a row with NULL
             with closing(_View(file, offset)) as view, arrow_csv.open_csv(view, read, parse, convert) as batches:
                 skipped = given
                 for batch in batches:
@@ -304,7 +299,7 @@ def _batches(
                     yield held
             return
         except ArrowInvalid as error:
-            if place := re.match(r"In CSV column #(\d+): (?:CSV conversion error[^:]*: |Row #\d+: )*", str(error)):
+            if place := re.match(r"In CSV column #(\d+): ", str(error)):
                 raise ValueError(f"column {names[int(place[1])]!r}: {error}") from error
             short = "Empty CSV file" in str(error)  # of a block that has no whole first line, too
             if short and read.block_size >= HEADER_BYTES_MAX:

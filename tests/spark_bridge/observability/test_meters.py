@@ -12,8 +12,8 @@ import pytest
 
 from actors.coordination import LatencyRecorder
 from spark_bridge.observability import meters
-from spark_bridge.observability.meters import ACCURACY, BINS, SAMPLES_TOGETHER_MAX, LatencySketch, LoopLag, Rates
-from spark_bridge.observability.status import LatencyStatus, Percentiles
+from spark_bridge.observability.meters import ACCURACY, SAMPLES_TOGETHER_MAX, LatencySketch, LoopLag, Rates
+from spark_bridge.observability.status import BINS, LatencyStatus, Percentiles
 
 
 def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> None:
