@@ -9,10 +9,12 @@ left. The driver is simulated. ``test_cancelled_calls.py`` is the same for the c
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import random
 import signal
 import threading
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -201,6 +203,20 @@ def test_call_interrupted_at_any_point_leaves_everything_as_before_or_as_after(
 
         points(call, many)
         check_that_all_are_closed(files)
+
+
+def test_an_archive_on_the_path_of_imports_is_not_taken_for_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``importlib.metadata`` opens it and keeps it open, perhaps before an import has looked into it."""
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a.py", "")
+    files = open_descriptors()
+    monkeypatch.syspath_prepend(archive)
+    list(importlib.metadata.distributions())
+    assert str(archive) in {meaning for _, meaning in open_descriptors()}
+    check_that_all_are_closed(files)
 
 
 def test_a_write_that_an_interrupt_leaves_behind_closes_its_files_when_the_disk_answers(

@@ -20,7 +20,7 @@ from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.figures import FAMILIES, figures
 from spark_bridge.observability.otel_metrics import DISPLAY, OpenTelemetryMetrics
 from spark_bridge.observability.status import LatencyStatus, Percentiles, SidecarStatus
-from spark_bridge.observability.status_server import LoopCaller, RecentStatus
+from spark_bridge.observability.status_server import LoopCaller, RecentStatus, Unavailable
 from tests.spark_bridge.observability.statuses import operator, sidecar
 from tests.spark_bridge.observability.test_figures import busy
 from tests.spark_bridge.simulated_driver import SimulatedDriver
@@ -125,6 +125,8 @@ def test_a_collection_on_the_sidecars_own_loop_does_not_wait_for_itself() -> Non
         recent = RecentStatus(LoopCaller(asyncio.get_running_loop()), status)
         metrics = OpenTelemetryMetrics(recent, displays, provider)
         on_the_loop = collected(reader)
+        with pytest.raises(Unavailable, match="cannot wait for itself"):
+            recent()
         beside = await anyio.to_thread.run_sync(collected, reader)
         metrics.close()
         return on_the_loop, beside
