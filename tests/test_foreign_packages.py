@@ -37,9 +37,18 @@ def python(program: str, *path: Path, site: bool = True) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("package", ["protocol", "actors"])
-def test_the_error_names_the_distribution_that_stands_in_front(tmp_path: Path, package: str) -> None:
+@pytest.mark.parametrize(
+    "imported",
+    [
+        "from headgate import Sidecar",
+        "import headgate; headgate.Request",
+        "import headgate.actors",
+        "import headgate.testing",
+    ],
+)
+def test_the_error_names_the_distribution_that_stands_in_front(tmp_path: Path, package: str, imported: str) -> None:
     install(tmp_path, "wire-things", package)
-    done = python("import headgate", tmp_path, ROOT)
+    done = python(imported, tmp_path, ROOT)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: Headgate needs its own package {package!r}, but Python ({sys.executable}) finds another one in "
@@ -53,7 +62,7 @@ def test_a_module_of_the_users_own_is_named_by_its_path(tmp_path: Path, path: st
     file = tmp_path / path
     file.parent.mkdir(exist_ok=True)
     file.touch()
-    done = python("import headgate", tmp_path, ROOT)
+    done = python("from headgate import Sidecar", tmp_path, ROOT)
     assert done.returncode == 1
     assert (
         f"finds another one in {tmp_path / path.partition('/')[0]}. No installed distribution brought it. Rename it, "
@@ -63,8 +72,29 @@ def test_a_module_of_the_users_own_is_named_by_its_path(tmp_path: Path, path: st
 
 def test_one_that_is_loaded_already_is_found_too(tmp_path: Path) -> None:
     install(tmp_path, "wire-things", "protocol")
-    done = python(f"import sys, protocol; sys.path.remove({str(tmp_path)!r}); import headgate", tmp_path, ROOT)
+    done = python(
+        f"import sys, protocol; sys.path.remove({str(tmp_path)!r}); from headgate.errors import HeadgateError",
+        tmp_path,
+        ROOT,
+    )
     assert f"finds another one in {tmp_path / 'protocol'}." in done.stderr
+
+
+def test_the_tests_of_a_project_that_uses_none_of_it_run_beside_such_packages(tmp_path: Path) -> None:
+    """pytest loads the fixtures wherever Headgate is installed."""
+    install(tmp_path, "wire-things", "protocol")
+    install(tmp_path, "acting-things", "actors")
+    (tmp_path / "test_it.py").write_text(
+        "import protocol, actors, pytest\n"
+        "@pytest.fixture\n"
+        "def headgate_spark(): return None\n"
+        "def test_theirs(): assert protocol.__file__.startswith(actors.__path__[0][:-6])\n"
+        "def test_ours(headgate_sidecar): pass\n"
+    )
+    program = f"import pytest; pytest.main(['-q', '--rootdir={tmp_path}', '{tmp_path}/test_it.py'])"
+    done = python(program, tmp_path, ROOT)
+    assert "1 passed, 1 error" in done.stdout
+    assert "Headgate needs its own package 'protocol'" in done.stdout
 
 
 def test_a_folder_without_code_is_not_a_package(tmp_path: Path) -> None:

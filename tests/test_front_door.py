@@ -97,12 +97,7 @@ def test_importing_it_loads_no_layer() -> None:
     names = ", ".join(module.__name__ for module in FRONT)
     loaded = json.loads(run(f"import {names}, json, sys; print(json.dumps(sorted(sys.modules)))"))
     ours = [name for name in loaded if name.partition(".")[0] in (*LAYERS, "pyspark", "anyio", "structlog")]
-    assert ours == [
-        "spark_bridge",
-        "spark_bridge.common",
-        "spark_bridge.common.bootstrap",
-        "spark_bridge.common.foreign_packages",
-    ]
+    assert not ours
     assert "headgate.testing" not in loaded
 
 

@@ -7,6 +7,7 @@ It needs neither Spark nor Java. Everything here is also importable from ``actor
     from headgate.actors import Actor, ActorContext, ActorSystem
 """
 
+import spark_bridge.common  # noqa: F401, I001  # first: refuses a foreign package in the place of ours
 import actors as _actors
 from actors import *  # noqa: F403
 

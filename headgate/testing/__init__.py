@@ -24,6 +24,7 @@ which a ``Bookkeeping`` describes.
 Nothing here needs Spark, Java or pytest, and ``import headgate`` does not load it.
 """
 
+import spark_bridge.common  # noqa: F401  # first: refuses a foreign package in the place of ours
 from headgate.testing._answer import Answer
 from headgate.testing._bookkeeping import Bookkeeping, KeptOutputs, check_bookkeeping
 from headgate.testing._cases import Case

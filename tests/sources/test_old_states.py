@@ -28,6 +28,7 @@ from spark_bridge.primitives.work_queue.driver import _Enumerator as WorkQueueEn
 from spark_bridge.primitives.work_queue.task import WorkQueuePart
 from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.sources.postgres.driver import PostgresEnumerator, PostgresSource
+from spark_bridge.sources.postgres.ranges import unpack_ranges
 from spark_bridge.streams.driver import _State
 from spark_bridge.subtask.context import SubtaskContext
 
@@ -149,7 +150,12 @@ async def test_a_stream_continues_with_an_old_plan() -> None:  # H164
 async def test_a_postgres_enumerator_continues_with_the_ranges_of_an_old_state() -> None:  # H164
     source = PostgresSource("", "t", "id", changes="x")
     enumerator = PostgresEnumerator(source, golden("postgres_enumerator"))
-    assert await handed_out(enumerator) == [["range", "10", "20"], SplitAt(["range", "20", None], "7:9:8")]
+    *ranges, [changes, packed] = await handed_out(enumerator)
+    assert ranges == [["range", "10", "20"], SplitAt(["range", "20", None], "7:9:8")]
+    assert changes == "changes"
+    assert unpack_ranges(packed) == (["10", None], ["5:6:", "0:0:"]), (
+        "what a reader leaves that asks for more, nobody reads"
+    )
 
 
 async def test_a_work_queue_continues_with_the_items_of_an_old_state() -> None:  # H164

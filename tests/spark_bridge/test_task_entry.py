@@ -68,7 +68,6 @@ def test_its_text_names_the_operator_and_not_the_secret() -> None:  # H61
     assert repr(KEYS.task_key("words").secret) not in text
 
 
-@pytest.mark.usefixtures("inside_a_task")
 def test_an_event_class_that_cannot_be_pickled_is_named_and_keeps_no_other_one_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # H97
@@ -100,6 +99,7 @@ def test_a_part_that_an_operator_does_not_use_is_refused_with_those_that_it_uses
         handle.part("rate")
 
 
+@pytest.mark.usefixtures("inside_a_task")
 def test_an_unpickled_task_runs_its_operator_as_the_current_task() -> None:  # H1; spark-facts 14
     with Peer() as peer:
         sparks_own: Any = CloudPickleSerializer
