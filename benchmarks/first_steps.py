@@ -3,7 +3,8 @@
 """``python -m benchmarks.first_steps``: what a new user waits for, in seconds, and what it takes, in MB.
 
 Each column is a revision of the repository, in a folder with nothing in it: an empty home, an empty package cache, no
-variable of this shell but where programs and the package index are, and a Python without packages. Java and the package index are those of the machine.
+variable of this shell but where programs and the package index are, and a Python without packages. Java and the
+package index are those of the machine.
 The steps: install the wheel with Spark, look whether it works, run the README's example, and clone and ``make run``.
 """
 
