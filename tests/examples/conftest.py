@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Small trees to count, and a way to run an example as a separate program."""
+"""Small trees to count, and a way to run an example as those do who have installed the wheel."""
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.release.environments import Environment, build_wheel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN_TIMEOUT_S = 580
@@ -18,27 +19,40 @@ RUN_TIMEOUT_S = 580
 RunExample = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with the wheel; the clone is not on its path."""
+    return Environment(
+        tmp_path_factory.mktemp("installed") / "env", build_wheel(tmp_path_factory.mktemp("dist")), linked=True
+    )
+
+
 @pytest.fixture
-def run_example(tmp_path: Path) -> RunExample:
-    """Runs ``examples/<name>.py`` in an empty folder and returns the result; ``environment`` replaces variables."""
+def run_example(tmp_path: Path, installed: Environment) -> RunExample:
+    """Runs an example of the wheel in an empty folder and returns the result; ``environment`` replaces variables.
+
+    The result has no lines of Spark itself.
+    """
 
     def run(name: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         folder = tmp_path / "cwd"
         folder.mkdir(exist_ok=True)
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT_S,
-            check=False,
+        ended = installed.call(
+            "headgate", "example", name, "--run", *map(str, arguments), cwd=str(folder), **environment
         )
+        ended.stderr = SPARKS_OWN.sub("", ended.stderr)
+        return ended
 
     return run
+
+
+SPARKS_OWN = re.compile(
+    r"^(WARNING: Using incubator modules: .*|Using Spark's default log4j profile: .*|Setting default log level to .*"
+    r"|To adjust logging level use .*|.* WARN NativeCodeLoader: .*|.* WARN Utils: Service 'SparkUI' could not bind .*"
+    r"|Setting Spark log level to .*|\r.*\r)\n?",
+    re.MULTILINE,
+)
+"""What it writes to standard error when it starts, and its line of progress, which ends with spaces."""
 
 
 @pytest.fixture
