@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.release.environments import Environment, build_wheel
+from tests.release.environments import Environment, brought_by, build_wheel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN_TIMEOUT_S = 580
@@ -20,39 +21,51 @@ RunExample = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the wheel; the clone is not on its path."""
-    return Environment(
-        tmp_path_factory.mktemp("installed") / "env", build_wheel(tmp_path_factory.mktemp("dist")), linked=True
-    )
+def environment_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Environment]:
+    """Makes an environment with the wheel and the extras that an example names; the clone is not on its path."""
+    wheel = build_wheel(tmp_path_factory.mktemp("dist"))
+
+    @cache
+    def environment_with(extras: str) -> Environment:
+        linked = brought_by(filter(None, extras.split(",")))
+        return Environment(tmp_path_factory.mktemp("installed") / "env", wheel, linked=linked)
+
+    def environment(name: str) -> Environment:
+        named = NEEDED.search((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8"))
+        assert named is not None, f"{name} does not say what it needs"
+        return environment_with(named[1] or "")
+
+    return environment
+
+
+NEEDED = re.compile(r"``headgate(?:\[(.+?)\])?``")
 
 
 @pytest.fixture
-def run_example(tmp_path: Path, installed: Environment) -> RunExample:
+def run_example(tmp_path: Path, environment_of: Callable[[str], Environment]) -> RunExample:
     """Runs an example of the wheel in an empty folder and returns the result; ``environment`` replaces variables.
 
-    The result has no lines of Spark itself.
+    The result has no lines of Spark itself, nor those of Headgate that say that the machine is busy.
     """
 
     def run(name: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path / "cwd"
         folder.mkdir(exist_ok=True)
-        ended = installed.call(
-            "headgate", "example", name, "--run", *map(str, arguments), cwd=str(folder), **environment
-        )
-        ended.stderr = SPARKS_OWN.sub("", ended.stderr)
+        command = ("headgate", "example", name, "--run", *map(str, arguments))
+        ended = environment_of(name).call(*command, cwd=str(folder), **environment)
+        ended.stderr = NOT_OF_THE_EXAMPLE.sub("", ended.stderr).strip()
         return ended
 
     return run
 
 
-SPARKS_OWN = re.compile(
-    r"^(WARNING: Using incubator modules: .*|Using Spark's default log4j profile: .*|Setting default log level to .*"
-    r"|To adjust logging level use .*|.* WARN NativeCodeLoader: .*|.* WARN Utils: Service 'SparkUI' could not bind .*"
-    r"|Setting Spark log level to .*|\r.*\r)\n?",
+NOT_OF_THE_EXAMPLE = re.compile(
+    r"^(?:WARNING: Using incubator modules: |Using Spark's default log4j profile: |Setting (?:default|Spark) log level to "
+    r"|To adjust logging level use |\S+ \S+ WARN \w+: |.* WARNING headgate\.actors: no progress ).*"
+    r"|\[Stage \d+:[=> ]*\(\d+ \+ \d+\) / \d+\]",
     re.MULTILINE,
 )
-"""What it writes to standard error when it starts, and its line of progress, which ends with spaces."""
+"""Spark's lines at its start, its warnings and its progress."""
 
 
 @pytest.fixture

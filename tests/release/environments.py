@@ -8,9 +8,16 @@ import os
 import site
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
-from tests.release.__main__ import run
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.release.__main__ import ROOT, run
 
 
 def build_wheel(folder: Path) -> Path:
@@ -19,24 +26,49 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
+def brought_by(extras: Iterable[str]) -> set[str]:
+    """The distributions that pip installs for ``headgate[extras]``; of one that is missing here, without its needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = project["dependencies"] + [text for extra in extras for text in project["optional-dependencies"][extra]]
+    waiting = [(Requirement(text), "") for text in texts]  # each with the extra that asks for it
+    found: dict[str, set[str]] = {}  # with the extras of each
+    while waiting:
+        one, asked_by = waiting.pop()
+        name = canonicalize_name(one.name)
+        if one.marker and not one.marker.evaluate({"extra": asked_by}):
+            continue
+        if name in found and one.extras <= found[name]:
+            continue
+        found[name] = found.get(name, set()) | one.extras
+        try:
+            needed = metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:  # such as torch
+            continue
+        waiting += [(Requirement(text), extra) for text in needed for extra in ("", *one.extras)]
+    return set(found)
+
+
 class Environment:
     """A new environment with the wheel, what it needs, and these packages, from the index.
 
-    ``linked``: with the wheel alone, and all packages of this test's environment but Headgate; no index is asked.
+    ``linked``: with the wheel and these distributions of this test's own environment instead; no index is asked.
     """
 
-    def __init__(self, folder: Path, wheel: Path, *packages: str, linked: bool = False) -> None:
+    def __init__(self, folder: Path, wheel: Path, *packages: str, linked: Iterable[str] | None = None) -> None:
         self.folder = folder
         run([sys.executable, "-m", "venv", "--without-pip", folder])
         pip = [sys.executable, "-m", "pip", "--python", str(folder), "--quiet", "--disable-pip-version-check"]
-        run([*pip, "install", *(("--no-deps", "--no-index") if linked else ()), str(wheel)])
+        run([*pip, "install", *(() if linked is None else ("--no-deps", "--no-index")), str(wheel)])
         if packages:
             run([*pip, "install", "--no-deps", *packages])
-        if (
-            linked
-        ):  # the .pth file of the clone there is not read, because these folders are no site of this environment
-            here = [path for path in sys.path if path.endswith("site-packages")]
-            (self.packages / "linked.pth").write_text("\n".join(here), encoding="utf-8")
+        for name in linked or ():
+            with suppress(metadata.PackageNotFoundError):
+                self._link_distribution(name)
+
+    def _link_distribution(self, name: str) -> None:
+        here = metadata.distribution(name)
+        for top in {file.parts[0] for file in here.files or ()} - {"..", "__pycache__"}:
+            (self.packages / top).symlink_to(Path(str(here.locate_file(top))))
 
     def link(self, folder: Path, *packages: str) -> None:
         """Put packages of this test's own environment into ``folder``, without their metadata."""

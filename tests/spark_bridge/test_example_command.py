@@ -8,21 +8,19 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from spark_bridge.command import main
 from spark_bridge.driver import examples
+from tests.release.environments import brought_by
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {file.stem: file for file in sorted((ROOT / "examples").glob("[!_]*.py"))}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
@@ -44,23 +42,6 @@ def test_each_example_is_listed_with_its_first_line(capsys: pytest.CaptureFixtur
     assert len(rows["first_actor"]) == 1, "it needs no extra"
 
 
-def brought_by(requirements: list[str]) -> set[str]:
-    """The distributions that pip installs for these, as far as they are installed here."""
-    found: set[str] = set()
-    waiting = [Requirement(text) for text in requirements]
-    while waiting:
-        one = waiting.pop()
-        name = canonicalize_name(one.name)
-        if name in found or (one.marker and not one.marker.evaluate({"extra": ""})):
-            continue
-        found.add(name)
-        try:
-            waiting += map(Requirement, metadata.requires(name) or ())
-        except metadata.PackageNotFoundError:  # such as torch
-            continue
-    return found
-
-
 @pytest.fixture(scope="module")
 def distributions_of() -> Mapping[str, list[str]]:
     """By module: what brings it."""
@@ -72,8 +53,7 @@ def test_what_an_example_imports_comes_with_the_extras_that_it_names(
     name: str, distributions_of: Mapping[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs = [] if len(row := listed(capsys)[name]) == 1 else row[0].split(", ")
-    extras = PROJECT["optional-dependencies"]
-    distributions = brought_by(PROJECT["dependencies"] + [text for extra in needs for text in extras[extra]])
+    distributions = brought_by(needs)
     tree = ast.parse(FILES[name].read_text(encoding="utf-8"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
