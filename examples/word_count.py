@@ -250,16 +250,20 @@ def count_coordinated(
     return counts, words
 
 
-def count_plainly(spark: SparkSession, root: Path, files: Iterable[str], parallelism: int) -> dict[str, int]:
+def count_plainly(spark: SparkSession, root: Path, files: Sequence[str], parallelism: int) -> dict[str, int]:
     """The same sums by Spark alone."""
-    paths = [(str(root / name),) for name in files]
-    words_in_file = udf(
-        lambda path: list(Counter(words_of(path)).items()), "array<struct<word: string, number: long>>", useArrow=False
-    )
+    tasks = min(4 * parallelism, len(files))
+    paths = [([str(root / name) for name in files[task::tasks]],) for task in range(tasks)]
+
+    def words_of_all(paths: Sequence[str]) -> list[tuple[str, int]]:
+        return list(Counter(word for path in paths for word in words_of(path)).items())
+
+    count = udf(words_of_all, "array<struct<word: string, number: long>>", useArrow=False)
     try:
-        tasks = spark.createDataFrame(paths, "path string").repartition(parallelism * 4)
-        words = tasks.select(words_in_file("path").alias("words")).selectExpr("inline(words)")
-        return {row[0]: row[1] for row in words.groupBy("word").sum("number").collect()}
+        counted = (
+            spark.createDataFrame(paths, "paths array<string>").repartition(tasks).select(count("paths").alias("n"))
+        )
+        return {row[0]: row[1] for row in counted.selectExpr("inline(n)").groupBy("word").sum("number").collect()}
     except SPARK_ERRORS as error:
         raise JobFailed(error) from error
 
@@ -300,9 +304,7 @@ def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
     )
     spark = start_spark(options)
     try:
-        count_plainly(
-            spark, root, list(files)[:1], 2
-        )  # starts the Python of Spark's workers, which both counts then find
+        count_plainly(spark, root, list(files)[:1], 1)  # so that both counts find Spark's workers running
         with Sidecar(spark, config) as sidecar:
             print(f"counting the words of {len(files)} files with {parallelism} subtasks", file=sys.stderr)
             began = time.perf_counter()
@@ -311,7 +313,7 @@ def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
         statistics = words.statistics()
         print("counting them again with plain Spark", file=sys.stderr)
         began = time.perf_counter()
-        plain = count_plainly(spark, root, files, parallelism)
+        plain = count_plainly(spark, root, list(files), parallelism)
         plain_seconds = time.perf_counter() - began
     finally:
         spark.stop()

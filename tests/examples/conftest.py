@@ -60,8 +60,9 @@ def run_example(tmp_path: Path, environment_of: Callable[[str], Environment]) ->
 
 
 NOT_OF_THE_EXAMPLE = re.compile(
-    r"^(?:WARNING: Using incubator modules: |Using Spark's default log4j profile: |Setting (?:default|Spark) log level to "
-    r"|To adjust logging level use |\S+ \S+ WARN \w+: |.* WARNING headgate\.actors: no progress ).*"
+    r"^(?:WARNING: Using incubator modules: |Using Spark's default log4j profile: |Setting default log level to "
+    r"|Setting Spark log level to |To adjust logging level use |\S+ \S+ WARN \w+: "
+    r"|.* WARNING headgate\.actors: (?:no progress|handler blocked the event loop) ).*"
     r"|\[Stage \d+:[=> ]*\(\d+ \+ \d+\) / \d+\]",
     re.MULTILINE,
 )

@@ -169,4 +169,4 @@ def test_the_example_for_torch_says_how_to_get_it(run_example: RunExample) -> No
     ended = run_example("train_torch")
 
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "This example needs torch: pip install torch\n"
+    assert ended.stderr == "This example needs torch: pip install torch"
