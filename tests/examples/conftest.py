@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.environments import Environment, brought_by, build_wheel
+from tests.release.environments import Environment, brought_by
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN_TIMEOUT_S = 580
@@ -21,9 +21,8 @@ RunExample = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def environment_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Environment]:
+def environment_of(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Environment]:
     """Makes an environment with the wheel and the extras that an example names; the clone is not on its path."""
-    wheel = build_wheel(tmp_path_factory.mktemp("dist"))
 
     @cache
     def environment_with(extras: str) -> Environment:

@@ -20,12 +20,6 @@ from packaging.utils import canonicalize_name
 from tests.release.__main__ import ROOT, run
 
 
-def build_wheel(folder: Path) -> Path:
-    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder])
-    (wheel,) = folder.glob("headgate-*.whl")
-    return wheel
-
-
 def brought_by(extras: Iterable[str]) -> set[str]:
     """The distributions that pip installs for ``headgate[extras]``; of one that is missing here, without its needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -13,18 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.environments import Environment, build_wheel
+from tests.release.environments import Environment
 from tests.spark.connect.server import CLIENT_PACKAGES, WORKER_PACKAGES, ConnectServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 SPARK_ITSELF = ("pyspark", "py4j")
 NO_JAVA = {"JAVA_HOME": "", "PATH": ""}
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
