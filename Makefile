@@ -133,7 +133,7 @@ fuzz: $(STAMP) ## hostile bytes and peers for SECONDS=60; SEED=n replays one cas
 
 .PHONY: soak
 soak: $(STAMP) ## the exactly-once pipeline in a loop, everything dies once in each run; RUNS=1000, SEED=n
-	@$(with_java) && exec $(PY) examples/exactly_once_pipeline.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(with_java) && exec $(PY) -m examples.exactly_once --runs $(RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: soak-pipeline
 soak-pipeline: $(STAMP) ## pairs of sources and sinks while everything dies: RUNS=30, KIND=real or simulated, SEED=n

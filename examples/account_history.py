@@ -2,9 +2,13 @@
 
 """Every change of a PostgreSQL table, copied into a table of its history exactly once, although drivers are killed.
 
-``python examples/account_history.py CONNINFO [DEATHS]`` starts itself as a driver again and again. A task of each
-driver but the last one kills it, at some place of the copying, while the balances continue to change. In the end, the
-history of each account must have each of its balances once. It replaces the tables ``accounts`` and ``history``.
+It starts itself as a driver again and again. A task of each driver but the last one kills it, at some place of the
+copying, while the balances continue to change. In the end, the history of each account must have each of its balances
+once.
+
+It needs ``headgate[pyspark,postgres,dataframe]`` and a database with ``wal_level = logical``: its first argument is a
+connection string such as ``"host=127.0.0.1 dbname=test user=me"``, and the second how often drivers are killed. It
+replaces the tables ``accounts`` and ``history``.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ from typing import Any
 
 import psycopg
 import pyarrow
+from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import CheckpointConfig, Sidecar, SidecarConfig, chain
 from headgate.sinks import PostgresSink
 from headgate.sources import PostgresSource
@@ -46,25 +50,17 @@ def as_rows(
             yield row
 
 
-def copy_changes(conninfo: str, folder: Path, kill_at: int) -> int:
+def copy_changes(conninfo: str, folder: Path, kill_at: int) -> None:
     """One driver: continue where the last checkpoint is, and end when there is nothing more."""
-    try:
-        spark = start_spark(f"local[{TASKS},4]", "headgate accounts")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
     source = PostgresSource(conninfo, "accounts", "id", changes="accounts_copy", range_rows=500, bounded=True)
     sink = PostgresSink(conninfo, "history", ["id", "balance", "op", "lsn"])
     stages = chain(source=source, transform=partial(as_rows, os.getpid(), folder, kill_at), sink=sink)
     often = CheckpointConfig(interval_s=0.2, tolerated_failures=100)
-    try:
-        with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
-            job = sidecar.coordinate("history", stages, parallelism=TASKS, mode="streaming", checkpoint=often)
-            tasks = spark.sparkContext.parallelize(range(TASKS), TASKS)
-            sidecar.run(lambda: tasks.foreachPartition(job.subtask()))
-    finally:
-        spark.stop()
-    return 0
+    spark = SparkSession.builder.master(f"local[{TASKS},4]").config("spark.log.level", "OFF").getOrCreate()
+    with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
+        job = sidecar.coordinate("history", stages, parallelism=TASKS, mode="streaming", checkpoint=often)
+        job.run()
+    spark.stop()
 
 
 def change_balances(database: psycopg.Connection, times: int) -> None:
@@ -76,7 +72,8 @@ def change_balances(database: psycopg.Connection, times: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     conninfo = arguments[0] if arguments else ""
     if "--driver" in arguments:
-        return copy_changes(conninfo, Path(arguments[2]), int(arguments[3]))
+        copy_changes(conninfo, Path(arguments[2]), int(arguments[3]))
+        return 0
     deaths_wanted = int(arguments[1]) if len(arguments) > 1 else DEATHS
     with tempfile.TemporaryDirectory() as name, psycopg.connect(conninfo, autocommit=True) as database:
         database.execute("DROP TABLE IF EXISTS accounts, history, headgate_staged_history, headgate_commits")

@@ -3,21 +3,19 @@
 """An asyncio service that runs Spark jobs with coordinators on its own event loop, several of them at the same time.
 
 Each request has its own operator, and a limit for its time. SIGTERM and Ctrl-C end the service: the jobs that still run
-fail, and everything is closed.
+fail, and everything is closed. It needs ``headgate[pyspark]``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import OperatorCoordinator, Sidecar, SidecarRuntime, SubtaskContext
 
 REQUESTS = {"small": 10, "medium": 1_000, "large": 100_000}
@@ -73,19 +71,12 @@ async def serve_until_stopped(spark: SparkSession) -> None:
     await serve(spark)
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else "local[4]", "headgate async service")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with suppress(asyncio.CancelledError):
-            asyncio.run(serve_until_stopped(spark))
-    finally:
-        spark.stop()
-    return 0
+def main() -> None:
+    spark = SparkSession.builder.master("local[4]").getOrCreate()
+    with suppress(asyncio.CancelledError):
+        asyncio.run(serve_until_stopped(spark))
+    spark.stop()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -5,7 +5,8 @@
 Three producers send lines to one ``Writer``, which needs 10 ms for each. Its mailbox holds four. ``--on-full`` shows
 what else can happen to a line for which there is no space.
 
-The writer stops itself after 0.2 s without a line. ``examples/test_bounded_mailbox.py`` tests it in virtual time.
+The writer stops itself after 0.2 s without a line. The tests at the end run in virtual time, with
+``python -m pytest --asyncio-mode auto bounded_mailbox.py``. It needs ``headgate`` alone, and the tests pytest-asyncio.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from headgate.actors import (
     MailboxFull,
     OnFull,
 )
+from headgate.actors.testing import deterministic_system
 
 WRITE_S = 0.01
 IDLE_S = 0.2
@@ -104,6 +106,40 @@ def main(arguments: Sequence[str]) -> int:
     logging.getLogger("headgate").setLevel(logging.ERROR)
     asyncio.run(run(options.lines, MailboxConfig(options.capacity, OnFull(options.on_full))))
     return 0
+
+
+# --- tests: seconds pass without waiting, and every run takes the same course ---------------------------------------
+
+
+async def test_senders_wait_for_space_and_lose_nothing() -> None:
+    written: list[Line] = []
+    ended = asyncio.Event()
+    async with deterministic_system() as kit, asyncio.TaskGroup() as tasks:
+        writer = kit.system.spawn(lambda: Writer(written, ended), name="writer", mailbox=MailboxConfig(4))
+        for producer in range(3):
+            tasks.create_task(produce(writer, producer, lines=20))
+
+        await kit.run_until_idle()
+        assert (writer.statistics().queued, writer.statistics().waiting_senders) == (4, 3)
+
+        await kit.advance(10 * WRITE_S)
+        assert len(written) == 10
+
+        await kit.advance(60.0)
+        assert len(written) == 60
+        assert writer.statistics().high_water == 4
+        assert ended.is_set()
+
+
+async def test_lines_of_one_producer_keep_their_order() -> None:
+    written: list[Line] = []
+    async with deterministic_system(seed=7) as kit, asyncio.TaskGroup() as tasks:
+        writer = kit.system.spawn(lambda: Writer(written, asyncio.Event()), mailbox=MailboxConfig(1))
+        for producer in range(3):
+            tasks.create_task(produce(writer, producer, lines=5))
+        await kit.advance(15 * WRITE_S)
+    for producer in range(3):
+        assert [line.number for line in written if line.producer == producer] == [0, 1, 2, 3, 4]
 
 
 if __name__ == "__main__":

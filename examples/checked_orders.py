@@ -2,9 +2,11 @@
 
 """Orders from Redis Streams, judged by rules that change while the tasks run, in a Delta table exactly once.
 
-``python examples/checked_orders.py redis://127.0.0.1:6379/0``: a task is killed, and then the whole job fails once. In
-the end Spark reads the files of the table, and each order must be there once. It replaces the streams ``orders:0`` to
-``orders:2``.
+A task is killed, and then the whole job fails once. In the end Spark reads the files of the table, and each order must
+be there once.
+
+It needs ``headgate[pyspark,redis,delta]`` and a Redis server: its argument is a URL, by default
+``redis://127.0.0.1:6379/0``. It replaces the streams ``orders:0`` to ``orders:2``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,6 @@ import redis
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import CheckpointConfig, FixedDelay, Sidecar, SidecarConfig, chain
 from headgate.sinks import DeltaSink
 from headgate.sources import RedisStreamsSource
@@ -76,8 +77,7 @@ def check_orders(spark: SparkSession, url: str, folder: Path) -> int:
         changes = threading.Thread(target=change_rules)
         changes.start()
         try:
-            tasks = spark.sparkContext.parallelize(range(TASKS), TASKS)
-            sidecar.run(lambda: tasks.foreachPartition(job.subtask()), restart=FixedDelay(restarts_max=5, delay_s=0.1))
+            job.run(restart=FixedDelay(restarts_max=5, delay_s=0.1))
         finally:
             done.set()
             changes.join()
@@ -90,30 +90,16 @@ def add_orders(url: str, orders: range) -> None:
             server.xadd(f"orders:{order % STREAMS}", {"id": order, "amount": order % 97})
 
 
-def main(arguments: Sequence[str]) -> int:
-    url = arguments[0] if arguments else "redis://127.0.0.1:6379/0"
-    with redis.Redis.from_url(url) as server:
-        server.delete(*(f"orders:{stream}" for stream in range(STREAMS)))
-    try:
-        spark = start_spark(f"local[{TASKS},4]", "headgate orders")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            add_orders(url, range(ORDERS))
-            lost = check_orders(spark, url, folder)
-            files = DeltaTable(str(folder / "table")).file_uris()
-            table = spark.read.parquet(*files)
-            print(f"{table.count()} rows, {table.select('id').distinct().count()} different orders")
-            print("attempts lost:", "several" if lost > 1 else lost)
-            print("limits that were used:", "several" if table.select("limit").distinct().count() > 1 else "one")
-            print(f"wrong rows: {table.where('amount != id % 97').count()}")
-    finally:
-        spark.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+url = sys.argv[1] if len(sys.argv) > 1 else "redis://127.0.0.1:6379/0"
+with redis.Redis.from_url(url) as server:
+    server.delete(*(f"orders:{stream}" for stream in range(STREAMS)))
+add_orders(url, range(ORDERS))
+spark = SparkSession.builder.master(f"local[{TASKS},4]").config("spark.log.level", "OFF").getOrCreate()
+with tempfile.TemporaryDirectory() as name:
+    lost = check_orders(spark, url, Path(name))
+    table = spark.read.parquet(*DeltaTable(str(Path(name, "table"))).file_uris())
+    print(f"{table.count()} rows, {table.select('id').distinct().count()} different orders")
+    print("attempts lost:", "several" if lost > 1 else lost)
+    print("limits that were used:", "several" if table.select("limit").distinct().count() > 1 else "one")
+    print(f"wrong rows: {table.where('amount != id % 97').count()}")
+spark.stop()

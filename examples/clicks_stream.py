@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Read a folder that grows as a stream of Spark, each row once, although the query is started again."""
+"""Read a folder that grows as a stream of Spark, each row once, although the query is started again.
+
+It needs ``headgate[pyspark,dataframe]``.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import Sidecar, SidecarConfig
 from headgate.sources import FileSource
 
@@ -37,25 +38,13 @@ def read_new_clicks(spark: SparkSession, place: Path) -> None:
         query.trigger(availableNow=True).start().awaitTermination()
 
 
-def main() -> int:
-    try:
-        spark = start_spark("local[2,4]", "headgate clicks")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder)
-            (place / "in").mkdir()
-            for number in range(3):
-                write_clicks(place / "in", number)
-                read_new_clicks(spark, place)  # each time with a new sidecar, and a query that is started again
-            clicks = spark.read.parquet(str(place / "out"))
-            print(f"{clicks.count()} clicks, {clicks.select('id').distinct().count()} of them different")
-    finally:
-        spark.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+spark = SparkSession.builder.master("local[2,4]").getOrCreate()
+with tempfile.TemporaryDirectory() as folder:
+    place = Path(folder)
+    (place / "in").mkdir()
+    for number in range(3):
+        write_clicks(place / "in", number)
+        read_new_clicks(spark, place)  # each time with a new sidecar, and a query that is started again
+    clicks = spark.read.parquet(str(place / "out"))
+    print(f"{clicks.count()} clicks, {clicks.select('id').distinct().count()} of them different")
+spark.stop()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A coordinated job of a Spark Connect client: ``python -m examples.connect_client sc://server:15002``.
+"""A coordinated job of a Spark Connect client: the tasks on the server's executors square numbers.
 
-The coordinator hands out numbers from this process; the tasks on the server's executors square them.
+The coordinator hands out the numbers from this process. It needs ``headgate[pyspark-client]`` and a server: its
+argument is a URL such as ``sc://127.0.0.1:15002``.
 """
 
 from __future__ import annotations

@@ -2,19 +2,20 @@
 
 """Work that discovers work: tasks walk through pages and add the links that they find, each page once.
 
-One of the processes is killed on the way. Its pages go back to the queue, and every page still counts once.
+One of the processes is killed on the way. Its pages go back to the queue, and every page still counts once. It needs
+``headgate[pyspark]``.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
+from pyspark.sql import SparkSession
+
 from headgate import Sidecar
 
 PAGES = 200
@@ -33,32 +34,18 @@ def die_once(page: int, marker: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else f"local[{TASKS},4]", "headgate crawl")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    marker = Path(tempfile.mkdtemp()) / "killed"
-    try:
-        with Sidecar(spark) as sidecar:
-            queue = sidecar.work_queue("pages", [0], key=lambda page: page)
-            job = sidecar.coordinate("crawl", parallelism=TASKS, uses=[queue])
+marker = Path(tempfile.mkdtemp()) / "killed"
+spark = SparkSession.builder.master(f"local[{TASKS},4]").config("spark.log.level", "OFF").getOrCreate()
+with Sidecar(spark) as sidecar:
+    queue = sidecar.work_queue("pages", [0], key=lambda page: page)
+    job = sidecar.coordinate("crawl", parallelism=TASKS, uses=[queue])
 
-            def crawl(_: Iterator[int]) -> Iterator[int]:
-                for page in queue:
-                    die_once(page, marker)
-                    queue.add(links_of(page))
-                    yield page
+    def crawl(_: Iterator[int]) -> Iterator[int]:
+        for page in queue:
+            die_once(page, marker)
+            queue.add(links_of(page))
+            yield page
 
-            visited = job.run(crawl)
-    finally:
-        spark.stop()
-    print(
-        f"{len(visited)} pages visited, {len(set(visited))} of them different; a process was killed: {marker.exists()}"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    visited = job.run(crawl)
+spark.stop()
+print(f"{len(visited)} pages visited, {len(set(visited))} of them different; a process was killed: {marker.exists()}")

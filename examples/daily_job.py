@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A job for a scheduler: ``python examples/daily_job.py 2026-11-26`` writes the orders of that day, each once.
+"""A job for a scheduler, which writes the orders of a day, each once.
 
-If the driver dies, start it again with the same day: it continues. If it had finished, it writes nothing.
+The day is its argument, such as ``2026-11-26``. If the driver dies, start it again with the same day: it continues. If
+it had finished, it writes nothing. It needs ``headgate[pyspark]``.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ spark = SparkSession.builder.master("local[2,4]").getOrCreate()
 with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
     sink = FileSink(str(folder / "orders"))
     every_second = CheckpointConfig(interval_s=1, tolerated_failures=100)
-    orders = spark.sparkContext.parallelize([f"{day} order {number}" for number in range(100)], 2)
+    orders = [f"{day} order {number}" for number in range(100)]
 
     coordinator = TwoPhaseSinkCoordinator(sink)
     job = sidecar.coordinate("orders", coordinator, parallelism=2, mode="streaming", checkpoint=every_second)
-    sidecar.run(orders.mapPartitions(job.subtask(TwoPhaseSinkOperator, sink)).count, input_id=day)
+    job.run(job.subtask(TwoPhaseSinkOperator, sink), orders, input_id=day)
 
     report = sidecar.coordinate("report", parallelism=2, mode="streaming", checkpoint=every_second)
-    sidecar.run(orders.mapPartitions(report.subtask(Reported)).count, input_id=day)
+    report.run(Reported, orders, input_id=day)
     print(dict(sorted(report.counters().items())))
 spark.stop()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A first actor without Spark: messages, an answer, work in a thread, and calls from a thread."""
+"""A first actor without Spark: messages, an answer, work in a thread, and calls from a thread.
+
+It needs ``headgate`` alone.
+"""
 
 from __future__ import annotations
 

@@ -5,17 +5,17 @@
 Each task sends its counts up after every batch. Only the coordinator sees the sum. When a word has passed ``LIMIT``
 times, it sends the rule to all tasks, and only then lets this one continue. Events of one gateway keep their order,
 so the task that reached the limit has the rule before its next batch. Each attempt gets the existing rules inside
-``subtask_ready``, and handles them before it sees its first word.
+``subtask_ready``, and handles them before it sees its first word. It needs ``headgate[pyspark]``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
+from pyspark.sql import SparkSession
+
 from headgate import (
     CoordinatorContext,
     OperatorCoordinator,
@@ -103,24 +103,11 @@ class RuleBook(OperatorCoordinator):
             await self.context.gateways.send(subtask, ["go on"], attempt=attempt)
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else f"local[{SUBTASKS},4]", "headgate live rules")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with Sidecar(spark) as sidecar:
-            rules = sidecar.coordinate("rules", RuleBook, parallelism=SUBTASKS)
-            words = spark.sparkContext.parallelize([WORDS[n % len(WORDS)] for n in range(RECORDS)], SUBTASKS)
-            outputs = words.mapPartitions(rules.subtask(WordFilter)).collect()
-    finally:
-        spark.stop()
-    for word in sorted(set(WORDS)):
-        passed, dropped = (sum(output[n] for output in outputs if output[0] == word) for n in (1, 2))
-        print(f"  {word:<8} {passed:>5} passed {dropped:>5} dropped")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+spark = SparkSession.builder.master(f"local[{SUBTASKS},4]").getOrCreate()
+with Sidecar(spark) as sidecar:
+    rules = sidecar.coordinate("rules", RuleBook, parallelism=SUBTASKS)
+    outputs = rules.run(WordFilter, [WORDS[n % len(WORDS)] for n in range(RECORDS)])
+spark.stop()
+for word in sorted(set(WORDS)):
+    passed, dropped = (sum(output[n] for output in outputs if output[0] == word) for n in (1, 2))
+    print(f"  {word:<8} {passed:>5} passed {dropped:>5} dropped")

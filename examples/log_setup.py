@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Three ways to configure Headgate's log. ``python -m examples.log_setup NAME`` runs an actor that logs."""
+"""Three ways to configure Headgate's log.
+
+Its argument is the way: default, more, as_json or with_structlog. It needs ``headgate`` alone.
+"""
 
 from __future__ import annotations
 

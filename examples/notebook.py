@@ -2,7 +2,8 @@
 
 """A notebook as a file: each ``# %%`` begins a cell, and every cell can be run again, in any state of the others.
 
-Editors such as VS Code and Spyder show the cells. The file also runs as a program, and ends by itself.
+Editors such as VS Code and Spyder show the cells. The file also runs as a program, and ends by itself. It
+needs ``headgate[pyspark]``.
 """
 
 # %% Start Spark and the sidecar.
@@ -43,6 +44,5 @@ def double(context: SubtaskContext, records: Iterator[int]) -> Iterator[int]:
 
 # %% Run a job.
 job = sidecar.coordinate("total", Total, parallelism=2, replace=True)
-numbers = spark.sparkContext.parallelize(range(10), 2)
-doubled = sidecar.run(lambda: numbers.mapPartitions(job.subtask(double)).collect())
+doubled = job.run(double, range(10))
 print(doubled, "from a total of", sidecar.request("total", "total"))

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A folder of Parquet files as a format of Spark: tasks take the next file when they are free. One task is killed."""
+"""A folder of Parquet files as a format of Spark: tasks take the next file when they are free.
+
+One task is killed. It needs ``headgate[pyspark,dataframe]``.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import Sidecar, SplitReader
 from headgate.sources import FileSource
 
@@ -57,24 +59,12 @@ class DyingSource(FileSource):
         return partial(DyingReader, super().operator, Path(tempfile.mkdtemp()) / "killed")
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else "local[2,4]", "headgate orders")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with tempfile.TemporaryDirectory() as folder, Sidecar(spark) as sidecar:
-            write_orders(Path(folder))
-            handle = sidecar.source("orders", DyingSource(folder, batch_rows=1_000), parallelism=2)
-            orders = spark.read.format("orders").load()
-            for shop, count in sorted(orders.groupBy("shop").count().collect()):
-                print(f"{shop}: {count} orders")
-            print(f"attempts lost: {handle.statistics()['failures']}")
-    finally:
-        spark.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+spark = SparkSession.builder.master("local[2,4]").config("spark.log.level", "OFF").getOrCreate()
+with tempfile.TemporaryDirectory() as folder, Sidecar(spark) as sidecar:
+    write_orders(Path(folder))
+    handle = sidecar.source("orders", DyingSource(folder, batch_rows=1_000), parallelism=2)
+    orders = spark.read.format("orders").load()
+    for shop, count in sorted(orders.groupBy("shop").count().collect()):
+        print(f"{shop}: {count} orders")
+    print(f"attempts lost: {handle.statistics()['failures']}")
+spark.stop()

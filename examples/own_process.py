@@ -2,7 +2,8 @@
 
 """A coordinator in its own process: it adds up what the tasks report, and outlives the driver. So does a work queue.
 
-This program starts the process, runs two jobs that are attached to it, and ends the process.
+This program starts the process, runs two jobs that are attached to it, and ends the process. It needs
+``headgate[pyspark]``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
+from pyspark.sql import SparkSession
+
 from headgate import AttachedSidecar, OperatorCoordinator, SidecarRuntime, SubtaskContext, SubtaskOperator, WorkQueue
 
 SUBTASKS = 2
@@ -66,45 +68,31 @@ def crawl(_: Iterator[int], pages: WorkQueue[int]) -> Iterator[int]:
         yield page
 
 
-def run_driver(address: str, secret_file: Path, master: str) -> tuple[int, int]:
-    """In the driver: run both jobs; return what the coordinator answers, and how many pages there are."""
-    spark = start_spark(master, "headgate own process")
-    try:
-        with AttachedSidecar(spark, address, secret_file=secret_file) as sidecar:
-            numbers = spark.sparkContext.parallelize(range(1, 101), SUBTASKS)
-            task = sidecar.operator("totals").subtask(Adder)
-            sidecar.run(lambda: numbers.mapPartitions(task).count())
-            total: int = sidecar.request("totals", "total")
+def run_driver(address: str, secret_file: Path) -> None:
+    """In the driver: run both jobs; print what the coordinator answers, and how many pages there are."""
+    spark = SparkSession.builder.master(f"local[{SUBTASKS},4]").getOrCreate()
+    with AttachedSidecar(spark, address, secret_file=secret_file) as sidecar:
+        sidecar.operator("totals").run(Adder, range(1, 101))
+        total: int = sidecar.request("totals", "total")
 
-            slots = spark.sparkContext.parallelize(range(SUBTASKS), SUBTASKS)
-            operator = sidecar.operator("crawl")
-            visited = sidecar.run(slots.mapPartitions(operator.subtask(crawl, operator.part("pages"))).collect)
-            return total, len(visited)
-    finally:
-        spark.stop()
-
-
-def main(arguments: Sequence[str]) -> int:
-    master = arguments[0] if arguments else f"local[{SUBTASKS},4]"
-    with tempfile.TemporaryDirectory() as folder:
-        secret_file = Path(folder, "headgate.secret")
-        command = [sys.executable, "-m", "headgate", "sidecar", "examples.own_process:factory"]
-        command += ["--secret-file", str(secret_file), "--storage", str(Path(folder, "checkpoints"))]
-        command += ["--port", "0", "--relay-port", "0", "--task-port", "0"]  # free ports
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            assert process.stdout is not None
-            port = process.stdout.readline().split()[-1]  # sidecar: listening on port N
-            total, pages = run_driver(f"127.0.0.1:{port}", secret_file, master)
-            print("total:", total, "pages:", pages)
-        except SparkDidNotStart as error:
-            print(f"Spark did not start: {error}", file=sys.stderr)
-            return 2
-        finally:
-            process.terminate()
-            process.wait()
-    return 0
+        operator = sidecar.operator("crawl")
+        visited = operator.run(operator.subtask(crawl, operator.part("pages")))
+    spark.stop()
+    print("total:", total, "pages:", len(visited))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    program = Path(__file__)
+    with tempfile.TemporaryDirectory() as folder:
+        secret_file = Path(folder, "headgate.secret")
+        command = [sys.executable, "-m", "headgate", "sidecar", f"{program.stem}:factory"]
+        command += ["--secret-file", str(secret_file), "--storage", str(Path(folder, "checkpoints"))]
+        command += ["--port", "0", "--relay-port", "0", "--task-port", "0"]  # free ports
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(command, cwd=program.parent, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
+            assert process.stdout is not None
+            port = process.stdout.readline().split()[-1]  # sidecar: listening on port N
+            try:
+                run_driver(f"127.0.0.1:{port}", secret_file)
+            finally:
+                process.terminate()

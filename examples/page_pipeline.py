@@ -3,7 +3,7 @@
 """From an API with pages to files, exactly once: your own reader, a function and a sink in one chain.
 
 A task is killed in the middle. Its successor asks for the pages after the last checkpoint, and each row is in the
-files once.
+files once. It needs ``headgate[pyspark]``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
+from pyspark.sql import SparkSession
+
 from headgate import CheckpointConfig, Sidecar, SidecarConfig, SplitReader, StaticSplitEnumerator, chain
 from headgate.sinks import FileSink
 from headgate.sources import Source, SplitEnumerator
@@ -65,34 +65,21 @@ def enrich(marker: Path, pages: Iterator[list[dict[str, Any]]]) -> Iterator[str]
             yield json.dumps({**row, "value": row["order"] * 3})
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else f"local[{TASKS},4]", "headgate pages")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    folder = Path(tempfile.mkdtemp())
-    out = str(folder / "out")
-    try:
-        stages = chain(
-            source=ShopSource(),
-            transform=partial(enrich, folder / "killed"),
-            sink=FileSink(out, suffix=".jsonl"),
-        )
-        with Sidecar(spark, SidecarConfig(storage=str(folder / "checkpoints"))) as sidecar:
-            often = CheckpointConfig(interval_s=0.5, tolerated_failures=10)
-            job = sidecar.coordinate("pipeline", stages, parallelism=TASKS, mode="streaming", checkpoint=often)
-            tasks = spark.sparkContext.parallelize(range(TASKS), TASKS)
-            sidecar.run(lambda: tasks.foreachPartition(job.subtask()))
-            statistics = job.statistics()
-    finally:
-        spark.stop()
-    lines = [line for file in Path(out).glob("*.jsonl") for line in file.read_text(encoding="utf-8").splitlines()]
-    checkpoints = "several" if statistics["checkpoints_completed"] > 1 else "one"
-    print(f"{len(lines)} rows, {len(set(lines))} of them different")
-    print(f"attempts lost: {statistics['failures']}; checkpoints: {checkpoints}")
-    return 0 if len(lines) == len(set(lines)) == len(SHOPS) * PAGES * ROWS else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+folder = Path(tempfile.mkdtemp())
+out = str(folder / "out")
+spark = SparkSession.builder.master(f"local[{TASKS},4]").config("spark.log.level", "OFF").getOrCreate()
+stages = chain(
+    source=ShopSource(),
+    transform=partial(enrich, folder / "killed"),
+    sink=FileSink(out, suffix=".jsonl"),
+)
+with Sidecar(spark, SidecarConfig(storage=str(folder / "checkpoints"))) as sidecar:
+    often = CheckpointConfig(interval_s=0.5, tolerated_failures=10)
+    job = sidecar.coordinate("pipeline", stages, parallelism=TASKS, mode="streaming", checkpoint=often)
+    job.run()
+    statistics = job.statistics()
+spark.stop()
+lines = [line for file in Path(out).glob("*.jsonl") for line in file.read_text(encoding="utf-8").splitlines()]
+checkpoints = "several" if statistics["checkpoints_completed"] > 1 else "one"
+print(f"{len(lines)} rows, {len(set(lines))} of them different")
+print(f"attempts lost: {statistics['failures']}; checkpoints: {checkpoints}")

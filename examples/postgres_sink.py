@@ -2,8 +2,8 @@
 
 """Payments written to PostgreSQL exactly once, although a task is killed and the program is started twice.
 
-It needs a database: ``python examples/postgres_sink.py "host=127.0.0.1 dbname=test user=me"``. It replaces the tables
-``payments`` and ``balances`` in it.
+It needs ``headgate[pyspark,postgres]`` and a database: its argument is a connection string such as
+``"host=127.0.0.1 dbname=test user=me"``. It replaces the tables ``payments`` and ``balances``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import CheckpointConfig, FixedDelay, Sidecar, SidecarConfig
 from headgate.sinks import PostgresSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 
@@ -60,10 +59,10 @@ def write_payments(spark: SparkSession, conninfo: str, folder: Path) -> None:
     with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
         coordinator = TwoPhaseSinkCoordinator(sink)
         job = sidecar.coordinate("payments", coordinator, parallelism=TASKS, mode="streaming", checkpoint=EVERY_100_MS)
-        numbers = spark.sparkContext.parallelize(range(PAYMENTS), TASKS)
-        rows = numbers.mapPartitions(job.subtask(WritePayments, sink, folder / "killed"))
+        tasks = job.subtask(WritePayments, sink, folder / "killed")
+        three = FixedDelay(restarts_max=3, delay_s=0.0)
         # The name of the input is what a later start recognises: without it, a second run would have other payments.
-        sidecar.run(rows.count, restart=FixedDelay(restarts_max=3, delay_s=0.0), input_id="the payments of today")
+        job.run(tasks, range(PAYMENTS), restart=three, input_id="the payments of today")
 
 
 def write_balances(spark: SparkSession, conninfo: str, folder: Path) -> None:
@@ -71,37 +70,23 @@ def write_balances(spark: SparkSession, conninfo: str, folder: Path) -> None:
     with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
         job = sidecar.coordinate("balances", TwoPhaseSinkCoordinator(sink), parallelism=TASKS, mode="streaming")
         balances = [{"account": account, "balance": 10 * account} for account in (1, 2, 1, 3)]
-        rows = spark.sparkContext.parallelize(balances, TASKS).mapPartitions(job.subtask(TwoPhaseSinkOperator, sink))
-        sidecar.run(rows.count)
+        job.run(job.subtask(TwoPhaseSinkOperator, sink), balances)
 
 
-def main(arguments: Sequence[str]) -> int:
-    conninfo = arguments[0] if arguments else ""
+conninfo = sys.argv[1] if len(sys.argv) > 1 else ""
+with psycopg.connect(conninfo) as database:
+    database.execute("DROP TABLE IF EXISTS payments, balances, headgate_staged_payments, headgate_staged_balances")
+    database.execute("CREATE TABLE payments (id bigint, account int, amount numeric)")
+    database.execute("CREATE TABLE balances (account int PRIMARY KEY, balance numeric)")
+folder = Path(tempfile.mkdtemp())
+spark = SparkSession.builder.master(f"local[{TASKS},4]").config("spark.log.level", "OFF").getOrCreate()
+for attempt in ("first", "second"):  # the first finishes this input, so the second skips everything
+    write_payments(spark, conninfo, folder)
     with psycopg.connect(conninfo) as database:
-        database.execute("DROP TABLE IF EXISTS payments, balances, headgate_staged_payments, headgate_staged_balances")
-        database.execute("CREATE TABLE payments (id bigint, account int, amount numeric)")
-        database.execute("CREATE TABLE balances (account int PRIMARY KEY, balance numeric)")
-    try:
-        spark = start_spark(f"local[{TASKS},4]", "headgate payments")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    folder = Path(tempfile.mkdtemp())
-    found = None
-    try:
-        for attempt in ("first", "second"):  # the first finishes this input, so the second skips everything
-            write_payments(spark, conninfo, folder)
-            with psycopg.connect(conninfo) as database:
-                found = database.execute("SELECT count(*), count(DISTINCT id) FROM payments").fetchone()
-            print(f"after the {attempt} run, (payments, different ones): {found}, of {PAYMENTS}")
-        write_balances(spark, conninfo, folder)
-        with psycopg.connect(conninfo) as database:
-            print("balances:", *database.execute("SELECT account FROM balances ORDER BY account").fetchall())
-    finally:
-        spark.stop()
-    print(f"a process was killed: {(folder / 'killed').exists()}")
-    return 0 if found == (PAYMENTS, PAYMENTS) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        found = database.execute("SELECT count(*), count(DISTINCT id) FROM payments").fetchone()
+    print(f"after the {attempt} run, (payments, different ones): {found}, of {PAYMENTS}")
+write_balances(spark, conninfo, folder)
+with psycopg.connect(conninfo) as database:
+    print("balances:", *database.execute("SELECT account FROM balances ORDER BY account").fetchall())
+spark.stop()
+print(f"a process was killed: {(folder / 'killed').exists()}")

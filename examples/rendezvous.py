@@ -4,15 +4,16 @@
 
 The example shows deferred replies. ``handle_request`` returns a ``Reply`` instead of an answer, and the coordinator
 settles all replies of a round when the last task has reported. Nobody polls, and meanwhile the coordinator is free.
+It needs ``headgate[pyspark]``.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
+from pyspark.sql import SparkSession
+
 from headgate import (
     CoordinatorContext,
     FailureReason,
@@ -71,23 +72,11 @@ class Member(SubtaskOperator):
         yield self.context.subtask, totals
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else f"local[{SUBTASKS},4]", "headgate rendezvous")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with Sidecar(spark) as sidecar:
-            meeting = sidecar.coordinate("meeting", Meeting, parallelism=SUBTASKS)
-            records = spark.sparkContext.parallelize(range(100), SUBTASKS)
-            outputs = records.mapPartitions(meeting.subtask(Member)).collect()
-    finally:
-        spark.stop()
+if __name__ == "__main__":
+    spark = SparkSession.builder.master(f"local[{SUBTASKS},4]").getOrCreate()
+    with Sidecar(spark) as sidecar:
+        meeting = sidecar.coordinate("meeting", Meeting, parallelism=SUBTASKS)
+        outputs = meeting.run(Member, range(100))
+    spark.stop()
     for subtask, totals in sorted(outputs):
         print(f"  subtask {subtask}: the totals of its rounds are {totals}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

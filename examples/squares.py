@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Tasks that fetch their work from the driver, one number at a time: any free task takes the next."""
+"""Tasks that fetch their work from the driver, one number at a time: any free task takes the next.
+
+It needs ``headgate[pyspark]``.
+"""
 
 from __future__ import annotations
 

@@ -3,18 +3,19 @@
 """A search over all tasks that ends everywhere as soon as one task has found something.
 
 Each task tries keys in one long call, and takes no record meanwhile. So the coordinator stops it with an *urgent*
-event: the task handles that on a separate thread, while its own thread computes.
+event: the task handles that on a separate thread, while its own thread computes. It needs
+``headgate[pyspark]``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
+from pyspark.sql import SparkSession
+
 from headgate import CoordinatorContext, OperatorCoordinator, Sidecar, SubtaskContext, SubtaskGateway, SubtaskOperator
 
 SUBTASKS = 3
@@ -72,24 +73,11 @@ class Searcher(SubtaskOperator):
         return tried, None
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else f"local[{SUBTASKS},4]", "headgate stop search")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with Sidecar(spark) as sidecar:
-            search = sidecar.coordinate("search", StopAtTheFirst, parallelism=SUBTASKS)
-            shares = spark.sparkContext.parallelize(range(SUBTASKS), SUBTASKS)
-            outputs = shares.mapPartitions(search.subtask(Searcher)).collect()
-    finally:
-        spark.stop()
-    for subtask, tried, found in sorted(outputs):
-        what = "stopped" if found is None else f"found {found}"
-        print(f"  subtask {subtask}: {what} after {tried} keys")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+spark = SparkSession.builder.master(f"local[{SUBTASKS},4]").getOrCreate()
+with Sidecar(spark) as sidecar:
+    search = sidecar.coordinate("search", StopAtTheFirst, parallelism=SUBTASKS)
+    outputs = search.run(Searcher, range(SUBTASKS))
+spark.stop()
+for subtask, tried, found in sorted(outputs):
+    what = "stopped" if found is None else f"found {found}"
+    print(f"  subtask {subtask}: {what} after {tried} keys")

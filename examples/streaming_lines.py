@@ -3,21 +3,20 @@
 """A streaming query whose micro-batches commit with Headgate's checkpoints: lines of files, each written exactly once.
 
 Three files come in, one for each batch. In the second batch the driver's own code fails, first before its lines are
-written, then after their commit. The query is started again each time, and continues from the matching checkpoint.
+written, then after their commit. The query is started again each time, and continues from the matching checkpoint. It
+needs ``headgate[pyspark]``.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import OperatorHandle, Sidecar, SidecarConfig
 from headgate.sinks import FileSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOperator
 
@@ -95,22 +94,10 @@ def run(spark: SparkSession, folder: Path) -> None:
             print("  it is started again")
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else f"local[{SUBTASKS},4]", "headgate streaming lines")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            bring_in(Path(folder, "in"))
-            run(spark, Path(folder))
-            lines = [line for path in Path(folder, "out").glob("part-*") for line in path.read_text().splitlines()]
-    finally:
-        spark.stop()
-    print(f"{len(lines)} lines written, {len(set(lines))} different ones, of {FILES * LINES}")
-    return 0 if len(lines) == len(set(lines)) == FILES * LINES else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+spark = SparkSession.builder.master(f"local[{SUBTASKS},4]").config("spark.log.level", "OFF").getOrCreate()
+with tempfile.TemporaryDirectory() as place:
+    bring_in(Path(place, "in"))
+    run(spark, Path(place))
+    lines = [line for path in Path(place, "out").glob("part-*") for line in path.read_text().splitlines()]
+spark.stop()
+print(f"{len(lines)} lines written, {len(set(lines))} different ones, of {FILES * LINES}")

@@ -5,7 +5,7 @@
 A ``Station`` has one ``Reader`` at a time, as its child, and watches it. The reader's policy decides what happens
 after a failure: a reading that is not a number is skipped; after a broken connection the reader restarts, and waits
 longer each time; after the third restart it stops. Then the station gets ``Terminated`` and continues with the next
-sensor.
+sensor. It needs ``headgate`` alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 """A job of two tasks that fetch their work: run once with a timeline for Perfetto, then with a progress bar.
 
-``python examples/timeline.py`` writes ``job.json``.
+It writes ``job.json``. It needs ``headgate[pyspark,progress]``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ class Squares(SplitReader):
         yield number * number
 
 
-def action() -> list[int]:
-    return slots.mapPartitions(job.subtask(Squares)).collect()
-
-
 spark = SparkSession.builder.master("local[2,4]").getOrCreate()
-slots = spark.sparkContext.parallelize(range(2), 2)
 with Sidecar(spark) as sidecar:
     source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(10), state))
     job = sidecar.coordinate("squares", source, parallelism=2)
     with sidecar.trace("job.json"):
-        result = action()
+        result = job.run(Squares)
     with job.progress():
-        result = action()
+        result = job.run(Squares)
 print(sorted(result))
 spark.stop()

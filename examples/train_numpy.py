@@ -3,23 +3,21 @@
 """Data-parallel training with NumPy: each task has a part of the data, and all of them add up their gradients.
 
 One worker is killed in the middle. The others go on from the last step together with its retry, and the model has the
-same bits as that of a training in which nothing happened.
+same bits as that of a training in which nothing happened. It needs ``headgate[pyspark,dataframe]``.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import Group, GroupMember, Sidecar
 from headgate.errors import PeerLost
 
@@ -58,7 +56,7 @@ def train(member: GroupMember, marker: Path | None) -> bytes:
     return model.tobytes()
 
 
-def run(sidecar: Sidecar, spark: SparkContext, name: str, marker: Path | None) -> tuple[list[bytes], int]:
+def run(sidecar: Sidecar, name: str, marker: Path | None) -> tuple[list[bytes], int]:
     """Train, and return the model of each worker and the number of generations that it took."""
     group: Group = sidecar.group("workers", WORKERS)
     job = sidecar.coordinate(name, parallelism=WORKERS, uses=[group])
@@ -73,27 +71,14 @@ def run(sidecar: Sidecar, spark: SparkContext, name: str, marker: Path | None) -
             yield model
             return
 
-    models = spark.parallelize(range(WORKERS), WORKERS).mapPartitions(job.subtask(work)).collect()
-    return models, group.generation
+    return job.run(work), group.generation
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        spark = start_spark(arguments[0] if arguments else f"local[{WORKERS},4]", "headgate training")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    marker = Path(tempfile.mkdtemp()) / "killed"
-    try:
-        with Sidecar(spark) as sidecar:
-            undisturbed, _ = run(sidecar, spark.sparkContext, "undisturbed", None)
-            disturbed, generations = run(sidecar, spark.sparkContext, "disturbed", marker)
-    finally:
-        spark.stop()
-    same = set(undisturbed) == set(disturbed) and len(set(disturbed)) == 1
-    print(f"{STEPS} steps, {generations} generations; a worker was killed: {marker.exists()}; the same model: {same}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+marker = Path(tempfile.mkdtemp()) / "killed"
+spark = SparkSession.builder.master(f"local[{WORKERS},4]").config("spark.log.level", "OFF").getOrCreate()
+with Sidecar(spark) as sidecar:
+    undisturbed, _ = run(sidecar, "undisturbed", None)
+    disturbed, generations = run(sidecar, "disturbed", marker)
+spark.stop()
+same = set(undisturbed) == set(disturbed) and len(set(disturbed)) == 1
+print(f"{STEPS} steps, {generations} generations; a worker was killed: {marker.exists()}; the same model: {same}")

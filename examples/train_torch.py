@@ -4,7 +4,7 @@
 
 One worker is killed in the middle of a step, or stands still with ``--freeze``. The others leave gloo's collective and
 go on from the last saved step together with its retry. The model has the same bits as that of a training in which
-nothing happened.
+nothing happened. It needs ``headgate[pyspark,torch]``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import signal
 import sys
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import GatewayLimits, Group, GroupMember, Sidecar
 from headgate.errors import PeerLost
 
@@ -79,12 +78,10 @@ def train(member: GroupMember, misfortune: tuple[Path, int] | None) -> bytes:
                 blob = io.BytesIO()
                 torch.save([model.state_dict(), optimizer.state_dict()], blob)
                 member.save(step, blob.getvalue())
-    return bytes(torch.nn.utils.parameters_to_vector(model.parameters()).detach().numpy().tobytes())
+    return bytes(torch.nn.utils.parameters_to_vector(model.parameters()).detach().view(torch.uint8).tolist())
 
 
-def run(
-    sidecar: Sidecar, spark: SparkContext, name: str, misfortune: tuple[Path, int] | None
-) -> tuple[list[bytes], int]:
+def run(sidecar: Sidecar, name: str, misfortune: tuple[Path, int] | None) -> tuple[list[bytes], int]:
     """Train, and return the model of each worker and the number of generations that it took."""
     group: Group = sidecar.group("workers", WORKERS)
     limits = GatewayLimits(heartbeat_interval_s=0.5, heartbeat_timeout_s=3.0)
@@ -100,32 +97,18 @@ def run(
             yield model
             return
 
-    models = spark.parallelize(range(WORKERS), WORKERS).mapPartitions(job.subtask(work)).collect()
-    return models, group.generation
+    return job.run(work), group.generation
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--master", default=f"local[{WORKERS},4]", help="Spark's master")
-    parser.add_argument("--freeze", action="store_true", help="stop a worker with SIGSTOP instead of killing it")
-    options = parser.parse_args(arguments)
-    try:
-        spark = start_spark(options.master, "headgate training")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start: {error}", file=sys.stderr)
-        return 2
-    marker = Path(tempfile.mkdtemp()) / "lost"
-    try:
-        with Sidecar(spark) as sidecar:
-            undisturbed, _ = run(sidecar, spark.sparkContext, "undisturbed", None)
-            misfortune = marker, signal.SIGSTOP if options.freeze else signal.SIGKILL
-            disturbed, generations = run(sidecar, spark.sparkContext, "disturbed", misfortune)
-    finally:
-        spark.stop()
-    same = set(undisturbed) == set(disturbed) and len(set(disturbed)) == 1
-    print(f"{STEPS} steps, {generations} generations; a worker was lost: {marker.exists()}; the same model: {same}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+parser = ArgumentParser(description=__doc__)
+parser.add_argument("--freeze", action="store_true", help="stop a worker with SIGSTOP instead of killing it")
+options = parser.parse_args()
+marker = Path(tempfile.mkdtemp()) / "lost"
+misfortune = (marker, signal.SIGSTOP if options.freeze else signal.SIGKILL)
+spark = SparkSession.builder.master(f"local[{WORKERS},4]").config("spark.log.level", "OFF").getOrCreate()
+with Sidecar(spark) as sidecar:
+    undisturbed, _ = run(sidecar, "undisturbed", None)
+    disturbed, generations = run(sidecar, "disturbed", misfortune)
+spark.stop()
+same = set(undisturbed) == set(disturbed) and len(set(disturbed)) == 1
+print(f"{STEPS} steps, {generations} generations; a worker was lost: {marker.exists()}; the same model: {same}")

@@ -2,7 +2,7 @@
 
 """Two sidecars in their own processes, each with its own event loop, and one job with a stage in each.
 
-This program starts the processes, runs one job that is attached to both, and ends them.
+This program starts the processes, runs one job that is attached to both, and ends them. It needs ``headgate[pyspark]``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import AttachedSidecar, FixedDelay, OperatorCoordinator, SidecarRuntime, SubtaskContext
 
 SUBTASKS = 2
@@ -77,35 +76,27 @@ def run_driver(spark: SparkSession, first_address: str, second_address: str, sec
 @contextmanager
 def running_sidecar(factory: str, secret_file: Path, storage: Path) -> Iterator[str]:
     """A sidecar's process; gives its address."""
-    command = [sys.executable, "-m", "headgate", "sidecar", f"examples.two_processes:{factory}"]
+    program = Path(__file__)
+    command = [sys.executable, "-m", "headgate", "sidecar", f"{program.stem}:{factory}"]
     command += ["--secret-file", str(secret_file), "--storage", str(storage)]
     command += ["--port", "0", "--relay-port", "0", "--task-port", "0"]  # free ports
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=program.parent, stdout=subprocess.PIPE, stderr=quiet, text=True) as process:
         assert process.stdout is not None
         port = process.stdout.readline().split()[-1]  # sidecar: listening on port N
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
 
-def main(arguments: Sequence[str]) -> int:
+if __name__ == "__main__":
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         addresses = [
             stack.enter_context(running_sidecar(factory, folder / "headgate.secret", folder / factory))
             for factory in ("orders", "payments")
         ]
-        try:
-            spark = start_spark(arguments[0] if arguments else f"local[{SUBTASKS},4]", "headgate two processes")
-        except SparkDidNotStart as error:
-            print(f"Spark did not start: {error}", file=sys.stderr)
-            return 2
-        stack.callback(spark.stop)
+        spark = SparkSession.builder.master(f"local[{SUBTASKS},4]").getOrCreate()
         print("totals:", run_driver(spark, addresses[0], addresses[1], folder / "headgate.secret"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        spark.stop()

@@ -2,22 +2,22 @@
 
 """The coordinator sends limits, with an array and a date; the tasks report what exceeds them. Both are dataclasses.
 
-The classes are defined in the program itself, so they travel to the tasks with the operator.
+The classes are defined in the program itself, so they travel to the tasks with the operator. It needs
+``headgate[pyspark,dataframe]``, for NumPy.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from pyspark.sql import SparkSession
 
 import headgate
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import OperatorCoordinator, Request, Sidecar, SubtaskContext, SubtaskGateway, SubtaskOperator
 
 SUBTASKS = 2
@@ -83,21 +83,10 @@ class Compare(SubtaskOperator[Limits, Alarm]):
         self.context.send_event(Alarm(high, seen_by=self.context.subtask))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        spark = start_spark(f"local[{SUBTASKS}]", "typed events")
-    except SparkDidNotStart as error:
-        print(f"Spark did not start:\n  {error}", file=sys.stderr)
-        return 1
-    alarms: Counter[int] = Counter()
-    with Sidecar(spark) as sidecar:
-        watch = sidecar.coordinate("watch", lambda: Watch(alarms), parallelism=SUBTASKS)
-        readings = [(number % 3, number % 100) for number in range(READINGS)]
-        watch.run(Compare, readings)
-    print("sensors above their limits:", *sorted(alarms))
-    spark.stop()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+alarms: Counter[int] = Counter()
+spark = SparkSession.builder.master(f"local[{SUBTASKS}]").getOrCreate()
+with Sidecar(spark) as sidecar:
+    watch = sidecar.coordinate("watch", lambda: Watch(alarms), parallelism=SUBTASKS)
+    watch.run(Compare, [(number % 3, number % 100) for number in range(READINGS)])
+spark.stop()
+print("sensors above their limits:", *sorted(alarms))

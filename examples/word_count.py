@@ -8,6 +8,8 @@ responding: its process is stopped with SIGSTOP, so it confirms nothing, its con
 attempt is killed through Spark. Their splits go to others. The counts are then compared, word by word, with those of
 a plain Spark job over the same files.
 
+It needs ``headgate[pyspark]``, and nothing else; ``--help`` lists its options.
+
 Exit status: 0 if every word agrees; 1 if not, or if the job failed; 2 for wrong arguments or an unusable environment;
 130 after Ctrl-C.
 """
@@ -16,33 +18,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import signal
 import sys
 import sysconfig
+import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import add
 from pathlib import Path
 from typing import Any, TextIO
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
-from examples.progress_bar import ProgressLines
-from examples.quiet_spark import (
-    SPARK_ERRORS,
-    JobFailed,
-    SparkDidNotStart,
-    is_remote,
-    start_remote_spark,
-    start_spark,
-    was_interrupted,
-)
-from examples.remote_words import coordinated_sums, plain_sums, record_batch
 from headgate import (
+    NO_RESTART,
     FailureReason,
     GatewayLimits,
     HeadgateError,
@@ -52,6 +50,7 @@ from headgate import (
     SourceCoordinator,
     SplitReader,
     StaticSplitEnumerator,
+    interrupts_held_back,
 )
 from headgate.types import LatencyRecorder
 
@@ -63,6 +62,12 @@ CONFIRM_TIMEOUT_S = 2.0
 POKE_EVERY_S = 0.2
 SNIFFED_BYTES = 8192
 FOLDERS_LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", ".git")
+SPARK_ERRORS = (PySparkException, Py4JError)
+SPARK_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+}
 
 
 # --- in the tasks -------------------------------------------------------------------------------------------------
@@ -98,32 +103,29 @@ class CountWords(SplitReader):
                 os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class CountWordsInArrow(CountWords):
-    """The same for ``mapInArrow``, which wants record batches."""
-
-    def finish(self) -> Iterable[Any]:
-        yield record_batch(super().finish())
-
-
 # --- in the driver ------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Progress:
-    """The messages that the coordinator shows to the user. Written on the sidecar's loop."""
+    """The messages that the coordinator shows to the user: a line for each tenth. Written on the sidecar's loop."""
 
-    lines: ProgressLines
+    total: int
     done: dict[int, int] = field(default_factory=dict)  # subtask -> splits read by its current attempt
+    shown: int = 0
     echo_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     happened: list[str] = field(default_factory=list)
 
     def split_done(self, subtask: int) -> None:
         self.done[subtask] = self.done.get(subtask, 0) + 1
-        self.lines.show(sum(self.done.values()))
+        done = sum(self.done.values())
+        if 10 * done // self.total > 10 * self.shown // self.total:
+            self.shown = done
+            print(f"{done}/{self.total} splits", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         self.happened.append(text)
-        self.lines.say(text)
+        print(f"  {text}", file=sys.stderr, flush=True)
 
 
 class WordSplits(StaticSplitEnumerator):
@@ -235,41 +237,33 @@ def changed_since(root: Path, files: dict[str, int]) -> list[str]:
 
 
 def count_coordinated(
-    sidecar: Sidecar, spark: SparkSession, coordinator: WordCoordinator, root: Path, parallelism: int
+    sidecar: Sidecar, coordinator: WordCoordinator, root: Path, parallelism: int
 ) -> tuple[dict[str, int], OperatorHandle]:
     """The sums of one coordinated Spark job."""
     words = sidecar.coordinate("words", coordinator, parallelism=parallelism)
-    if is_remote(spark):
-        subtask = words.subtask(CountWordsInArrow, str(root))
-        try:
-            with coordinator.progress.lines.of(words):
-                return coordinated_sums(spark, subtask, parallelism), words
-        except SPARK_ERRORS as error:
-            raise JobFailed(words.failure or error) from error
-    subtasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
-    counted = subtasks.mapPartitions(words.subtask(CountWords, str(root)))
+    counts: Counter[str] = Counter()
     try:
-        with coordinator.progress.lines.of(words):
-            return counted.reduceByKey(add, parallelism).collectAsMap(), words
+        for word, count in words.run(words.subtask(CountWords, str(root)), restart=NO_RESTART):
+            counts[word] += count
     except SPARK_ERRORS as error:
         raise JobFailed(words.failure or error) from error
+    return counts, words
 
 
-def count_plainly(spark: SparkSession, root: Path, files: Iterable[str], parallelism: int) -> dict[str, int]:
+def count_plainly(spark: SparkSession, root: Path, files: Sequence[str], parallelism: int) -> dict[str, int]:
     """The same sums by Spark alone."""
-    paths = [str(root / name) for name in files]
+    tasks = min(4 * parallelism, len(files))
+    paths = [([str(root / name) for name in files[task::tasks]],) for task in range(tasks)]
 
-    def words(names: Iterable[str]) -> Iterable[tuple[str, int]]:
-        counts: Counter[str] = Counter()
-        for name in names:
-            counts.update(words_of(name))
-        return counts.items()
+    def words_of_all(paths: Sequence[str]) -> list[tuple[str, int]]:
+        return list(Counter(word for path in paths for word in words_of(path)).items())
 
+    count = udf(words_of_all, "array<struct<word: string, number: long>>", useArrow=False)
     try:
-        if is_remote(spark):
-            return plain_sums(spark, paths, words, parallelism * 4)
-        rdd = spark.sparkContext.parallelize(paths, parallelism * 4).mapPartitions(words)
-        return rdd.reduceByKey(add, parallelism).collectAsMap()
+        counted = (
+            spark.createDataFrame(paths, "paths array<string>").repartition(tasks).select(count("paths").alias("n"))
+        )
+        return {row[0]: row[1] for row in counted.selectExpr("inline(n)").groupBy("word").sum("number").collect()}
     except SPARK_ERRORS as error:
         raise JobFailed(error) from error
 
@@ -302,25 +296,24 @@ def report(summary: dict[str, Any], out: TextIO) -> None:
 def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
     """Run both jobs; return the summary that ``--json`` writes."""
     root, parallelism = options.input, options.parallelism
-    on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    progress = Progress(ProgressLines(len(files), sys.stderr, on_terminal=on_terminal))
+    progress = Progress(len(files))
     batch_size = max(1, min(BATCH_MAX, len(files) // (parallelism * BATCH_MAX)))
     coordinator = WordCoordinator(list(files), options.faults, batch_size, progress)
     config = SidecarConfig(
         port=options.port, relay=options.relay, gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S)
     )
-    start = start_remote_spark if options.remote else start_spark
-    spark = start(options.remote or options.master, "headgate word count", verbose=options.verbose)
+    spark = start_spark(options)
     try:
+        count_plainly(spark, root, list(files)[:1], 1)  # so that both counts find Spark's workers running
         with Sidecar(spark, config) as sidecar:
             print(f"counting the words of {len(files)} files with {parallelism} subtasks", file=sys.stderr)
             began = time.perf_counter()
-            counts, words = count_coordinated(sidecar, spark, coordinator, root, parallelism)
+            counts, words = count_coordinated(sidecar, coordinator, root, parallelism)
             seconds = time.perf_counter() - began
         statistics = words.statistics()
         print("counting them again with plain Spark", file=sys.stderr)
         began = time.perf_counter()
-        plain = count_plainly(spark, root, files, parallelism)
+        plain = count_plainly(spark, root, list(files), parallelism)
         plain_seconds = time.perf_counter() - began
     finally:
         spark.stop()
@@ -356,6 +349,104 @@ def explain(counts: dict[str, int], plain: dict[str, int], changed: Sequence[str
         print(f"  {word!r}: {counts.get(word)} here, {plain.get(word)} by plain Spark", file=sys.stderr)
     if differences and changed:
         print(f"{len(changed)} files have changed meanwhile, {changed[0]} among them: run it again", file=sys.stderr)
+
+
+# --- Spark, without the many lines that it and Py4J write ----------------------------------------------------------
+
+
+class SparkDidNotStart(Exception):
+    """Spark could not start; the text is the last output of Spark's launcher."""
+
+
+class JobFailed(Exception):
+    """A Spark job has failed; the text is its cause without stacks."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(cause_of(cause))
+
+
+def cause_of(error: BaseException) -> str:
+    return readable(str(getattr(error, "java_exception", None) or f"{type(error).__name__}: {error}"))
+
+
+def readable(text: str) -> str:
+    """Spark's message, without the stacks of Java and of Python's workers."""
+    before_the_stack, *_ = text.partition("Driver stacktrace:")
+    noise = ("\tat ", "\t... ", "  ", "Traceback (most recent", "WARNING: Using incubator modules")
+    return "\n  ".join(line for line in before_the_stack.splitlines() if line.strip() and not line.startswith(noise))
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Whether ``error`` came up while a Ctrl-C was pending: Py4J's cleanup after one may fail."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return any(was_interrupted(before) for before in (error.__cause__, error.__context__) if before is not None)
+
+
+def interrupt_quietly() -> None:
+    """Turn the first Ctrl-C into a ``KeyboardInterrupt`` without stack traces on the way; further ones change nothing.
+
+    Spark's own handler calls the JVM from within the very call that it interrupts, which cannot work; Py4J logs how
+    that fails, and the interrupt, too. Leaving the sidecar, and stopping Spark, end the jobs anyway, each within its
+    deadline. An interrupt in the middle of that would only cut off a message of Py4J to the JVM, and leave Py4J
+    unusable.
+    """
+
+    def interrupt_once(*unused: object) -> None:
+        signal.signal(signal.SIGINT, lambda *unused: None)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt_once)
+    logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
+
+
+def start_spark(options: argparse.Namespace) -> SparkSession:
+    """A session that logs nothing, except with ``--verbose``.
+
+    Raises ``SparkDidNotStart`` if Java is missing or too old, or there is no such master or server.
+    """
+    for name in ("headgate", "py4j"):  # Py4J logs much about a Ctrl-C
+        logging.getLogger(name).setLevel(logging.INFO if options.verbose else logging.CRITICAL)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder: SparkSession.Builder = SparkSession.builder
+    if not options.remote or options.remote.startswith("local"):
+        for key, value in SPARK_SETTINGS.items():
+            builder = builder.config(key, value)
+    builder = builder.remote(options.remote) if options.remote else builder.master(options.master)
+    with tempfile.TemporaryFile() as launcher_log:
+        try:
+            # PySpark leaves a JVM behind that is interrupted while it starts, and it would run forever.
+            with interrupts_held_back(), stderr_goes_to(2 if options.verbose else launcher_log.fileno()):
+                spark = builder.appName("headgate word count").getOrCreate()
+        except (*SPARK_ERRORS, OSError, ImportError) as error:
+            launcher_log.seek(0)
+            said = readable(launcher_log.read().decode(errors="replace"))
+            if "SparkException" not in said and not options.remote:
+                java_home = os.environ.get("JAVA_HOME") or "not set"
+                said += f"\n  Spark needs Java 17 or later, and JAVA_HOME is {java_home}"
+            raise SparkDidNotStart(f"{cause_of(error)}\n  {said}".rstrip()) from error
+    if not options.verbose:
+        interrupt_quietly()
+    if not options.remote:
+        spark.sparkContext.setLogLevel("WARN" if options.verbose else "OFF")
+    return spark
+
+
+@contextmanager
+def stderr_goes_to(descriptor: int) -> Iterator[None]:
+    """Processes that are started meanwhile write their errors there, for their whole life."""
+    kept = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from spark_bridge.connect import server_files
-from spark_bridge.driver import installation
+from spark_bridge.driver import examples, installation
 from spark_bridge.observability import history
 from spark_bridge.standalone import command, top
 from spark_bridge.storage import inspection
@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_command(commands)
     server_files.add_command(commands)
     installation.add_commands(commands)
+    examples.add_command(commands)
     return made
 
 

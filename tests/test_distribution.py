@@ -68,7 +68,8 @@ def test_every_source_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = (file for package in PACKAGES for file in (ROOT / package).rglob("*") if file.suffix in TRAVELS)
-    assert names == {str(file.relative_to(ROOT)) for file in files}
+    examples = {f"headgate/examples/{file.name}" for file in (ROOT / "examples").glob("[!_]*.py")}
+    assert names == {str(file.relative_to(ROOT)) for file in files} | examples
     assert any(name.startswith("spark_bridge/bridge/relay/") and name.endswith(".java") for name in names)
 
 

@@ -168,8 +168,10 @@ def test_a_page_for_users_imports_from_the_front_door_alone(page: str) -> None:
 
 @pytest.mark.parametrize("file", sorted(str(f.relative_to(ROOT)) for f in (ROOT / "examples").rglob("*.py")))
 def test_an_example_imports_from_the_front_door_alone(file: str) -> None:
+    """An example is one file, so that it runs from wherever it is copied; only the pipeline is several."""
     text = (ROOT / file).read_text(encoding="utf-8")
-    found = re.findall(rf"^\s*(?:from|import) (?:{'|'.join(LAYERS)})\b.*", text, re.MULTILINE)
+    refused = LAYERS if "exactly_once" in file else (*LAYERS, "examples")
+    found = re.findall(rf"^\s*(?:from|import) (?:{'|'.join(refused)})\b.*", text, re.MULTILINE)
     assert found == []
 
 

@@ -150,8 +150,9 @@ LAYERS = (
     Layer(
         "spark_bridge/command.py",
         STDLIB
-        | {"spark_bridge.driver.installation", "spark_bridge.storage", "spark_bridge.observability.history"}
-        | {"spark_bridge.standalone.command", "spark_bridge.standalone.top", "spark_bridge.connect.server_files"},
+        | {"spark_bridge.driver.examples", "spark_bridge.driver.installation", "spark_bridge.storage"}
+        | {"spark_bridge.observability.history", "spark_bridge.standalone.command", "spark_bridge.standalone.top"}
+        | {"spark_bridge.connect.server_files"},
     ),
     # The sinks: `driver.py` of each runs on the driver and writes nothing; everything else goes into tasks too.
     Layer("spark_bridge/sinks/two_phase/driver.py", SINK | {"actors", "anyio"}),

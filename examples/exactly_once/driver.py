@@ -11,6 +11,7 @@ process that started it has ended.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -18,13 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from py4j.protocol import Py4JError
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from examples.exactly_once import faults, pipeline
 from examples.exactly_once.faults import STORAGE, Fault, FaultyCoordinator, FaultySubtask
 from examples.exactly_once.faulty_storage import PROTOCOL
 from examples.exactly_once.pipeline import OPERATOR_ID
-from examples.quiet_spark import SparkDidNotStart, start_spark
 from headgate import CheckpointConfig, FixedDelay, GatewayLimits, Sidecar, SidecarConfig
 
 CHECKPOINT = CheckpointConfig(
@@ -80,7 +83,10 @@ def end_with_stdin() -> None:
 
 
 def run(options: DriverOptions) -> None:
-    """Restore what the storage holds, continue to the end, commit. Raises whatever the sidecar or Spark raises."""
+    """Restore what the storage holds, continue to the end, commit. Raises whatever the sidecar or Spark raises.
+
+    Ends the process with status 2 if Spark does not start.
+    """
     journal = Journal(options.journal)
     for module in (pipeline, faults):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # executors have no examples
@@ -95,7 +101,14 @@ def run(options: DriverOptions) -> None:
     if any(fault.kind == STORAGE for fault in options.faults):
         storage_url = f"{PROTOCOL}://{storage_url}"
     config = SidecarConfig(storage=storage_url, gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S))
-    spark = start_spark(options.master, "headgate exactly once", verbose=True)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    logging.getLogger("headgate").setLevel(logging.INFO)
+    try:
+        spark = SparkSession.builder.master(options.master).config("spark.ui.enabled", "false").getOrCreate()
+    except (PySparkException, Py4JError, OSError) as error:
+        journal.write(no_spark=str(error))
+        sys.exit(2)
     try:
         with Sidecar(spark, config) as sidecar:
             handle = sidecar.coordinate(
@@ -106,8 +119,7 @@ def run(options: DriverOptions) -> None:
                 checkpoint=replace(CHECKPOINT, hold_events=options.hold_events),
             )
             task = handle.subtask(FaultySubtask, options.numbers, options.sink_url)
-            slots = spark.sparkContext.parallelize(range(options.parallelism), options.parallelism)
-            sidecar.run(lambda: slots.mapPartitions(task).count(), restart=RESTART, input_id="numbers")
+            handle.run(task, restart=RESTART, input_id="numbers")
             journal.write(statistics=handle.statistics())
     finally:
         spark.stop()
@@ -115,12 +127,7 @@ def run(options: DriverOptions) -> None:
 
 def main(argument: str) -> int:
     end_with_stdin()
-    options = DriverOptions.from_json(argument)
-    try:
-        run(options)
-    except SparkDidNotStart as error:
-        Journal(options.journal).write(no_spark=str(error))
-        return 2
+    run(DriverOptions.from_json(argument))
     return 0
 
 

@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 from examples.exactly_once.driver import DriverOptions
 from examples.exactly_once.faults import DRIVER, WHAT, plan_faults
 from examples.exactly_once.proof import Proof, prove
-from examples.quiet_spark import SparkDidNotStart
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DRIVER_COMMAND = [sys.executable, "-m", "examples.exactly_once.driver"]
 LOOK_EVERY_S = 0.05
 GONE_TIMEOUT_S = 15.0
 LOG_LINES_SHOWN = 30
+
+
+class SparkDidNotStart(Exception):
+    """A driver could not start Spark; the text says why."""
 
 
 class TrialOptions(NamedTuple):

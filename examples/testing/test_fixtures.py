@@ -8,20 +8,29 @@ Run it with ``python -m pytest --asyncio-mode auto examples/testing/test_fixture
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
-from examples.testing.test_rate_limit import PermitBucket
-from headgate import Sidecar
+from headgate import OperatorCoordinator, Sidecar
 from headgate.testing import World
 
 
-async def test_permits_are_the_same_for_all_callers(headgate_world: Callable[..., Awaitable[World]]) -> None:
-    world = await headgate_world(PermitBucket, parallelism=2)
+class Tickets(OperatorCoordinator):
+    def __init__(self) -> None:
+        self.last = 0
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> int:
+        self.last += 1
+        return self.last
+
+
+async def test_no_ticket_is_given_out_twice(headgate_world: Callable[..., Awaitable[World]]) -> None:
+    world = await headgate_world(Tickets, parallelism=2)
     first, second = await world.launch_all()
-    answers = [task.request("permit") for task in (first, second)]
+    answers = [task.request("ticket") for task in (first, second)]
     await world.settle()
-    assert [answer.value for answer in answers] == [0.0, 0.0]
+    assert sorted(answer.value for answer in answers) == [1, 2]
 
 
 def squares(numbers: Iterator[int]) -> Iterator[int]:

@@ -10,11 +10,11 @@ import re
 
 import pytest
 
-from examples.supervised_sensors import Sensor, Station
-from examples.test_bounded_mailbox import (
+from examples.bounded_mailbox import (
     test_lines_of_one_producer_keep_their_order,
     test_senders_wait_for_space_and_lose_nothing,
 )
+from examples.supervised_sensors import Sensor, Station
 from headgate.actors.testing import deterministic_system
 from tests.examples.conftest import RunExample
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from examples import exactly_once_pipeline
+from examples.exactly_once import __main__ as exactly_once_pipeline
 from examples.exactly_once.faults import KINDS, WHAT
-from examples.exactly_once.trial import Outcome, Trial
-from examples.quiet_spark import SparkDidNotStart
+from examples.exactly_once.trial import Outcome, SparkDidNotStart, Trial
 from tests.examples.conftest import ROOT
 from tests.spark.faults.waiting import wait_until
 
@@ -121,8 +120,9 @@ SPARK_TIMEOUT_S = 900
 def started_pipeline(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     """The example as a separate program with its temporary files in ``folder``."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / "exactly_once_pipeline.py"), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        [sys.executable, "-m", "examples.exactly_once", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,8 +16,7 @@ from examples.exactly_once import trial
 from examples.exactly_once.faults import COORDINATOR, DRIVER, KINDS, STORAGE, TASK, UNRESPONSIVE
 from examples.exactly_once.pipeline import OPERATOR_ID
 from examples.exactly_once.proof import Proof, judge, prove, table
-from examples.exactly_once.trial import Trial, TrialOptions
-from examples.quiet_spark import SparkDidNotStart
+from examples.exactly_once.trial import SparkDidNotStart, Trial, TrialOptions
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.messages import SubtaskState
 from spark_bridge.storage import CheckpointStorage

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The small examples run without arguments and show what they claim."""
+"""The small examples run from the wheel, without arguments, and show what they claim."""
 
 from __future__ import annotations
 
 import re
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from examples.rate_limit import CALLS
 from tests.examples.conftest import RunExample
 from tests.spark_bridge.observability.trace_reader import query
 
@@ -76,7 +74,7 @@ def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
     assert ended.returncode == 0, ended.stderr
     found = re.search(r"(\d+) calls in [\d.]+ s, where (\d+) were allowed", ended.stdout)
     assert found is not None
-    assert int(found[1]) == CALLS <= int(found[2])
+    assert int(found[1]) == 60 <= int(found[2])
     assert ended.stderr == ""
 
 
@@ -94,20 +92,9 @@ def test_search_of_every_task_ends_when_one_has_found_the_key(run_example: RunEx
     assert ended.stderr == ""
 
 
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_job_that_fails_again_and_again_leaves_its_neighbour_alone(run_example: RunExample) -> None:  # H65
-    ended = run_example("two_jobs")
-
-    assert ended.returncode == 0, ended.stderr
-    assert "unlucky: called 4 times, 3 failures, then 'at last'" in ended.stdout
-    assert "steady: called 1 time, 0 resets, 100 different numbers" in ended.stdout
-    assert "the steady job ran on untouched" in ended.stdout
-
-
 @pytest.mark.spark
 def test_the_example_of_the_readme_squares_each_number_once(run_example: RunExample) -> None:
-    ended = run_example("squares", PYSPARK_PYTHON=sys.executable)
+    ended = run_example("squares")
 
     assert ended.returncode == 0, ended.stderr
     assert "[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]" in ended.stdout.splitlines()
@@ -115,8 +102,17 @@ def test_the_example_of_the_readme_squares_each_number_once(run_example: RunExam
 
 @pytest.mark.long
 @pytest.mark.spark
+def test_the_service_answers_all_requests_and_ends(run_example: RunExample) -> None:
+    ended = run_example("async_service")
+
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.splitlines()) == ["  large: 4999950000", "  medium: 499500", "  small: 45"]
+
+
+@pytest.mark.long
+@pytest.mark.spark
 def test_the_notebook_runs_as_a_program_and_ends_by_itself(run_example: RunExample) -> None:  # H120
-    ended = run_example("notebook", PYSPARK_PYTHON=sys.executable)
+    ended = run_example("notebook")
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[0, 2, 4, 6, 8, 10, 12, 14, 16, 18] from a total of 45\n"
@@ -173,4 +169,4 @@ def test_the_example_for_torch_says_how_to_get_it(run_example: RunExample) -> No
     ended = run_example("train_torch")
 
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "This example needs torch: pip install torch\n"
+    assert ended.stderr == "This example needs torch: pip install torch"

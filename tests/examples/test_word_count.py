@@ -5,14 +5,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import pty
 import re
+import signal
 import socket
-import subprocess
-import sys
-import termios
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +18,9 @@ import pytest
 import structlog
 
 from examples import word_count
-from examples.progress_bar import ProgressLines
-from examples.quiet_spark import JobFailed
-from tests.examples.conftest import ROOT, RUN_TIMEOUT_S, RunExample
+from examples.word_count import JobFailed, Progress, interrupt_quietly
+from spark_bridge.driver.interrupts import interrupts_held_back
+from tests.examples.conftest import RunExample
 
 PROMISED_KEYS = {
     "exactly_once", "splits", "subtasks", "attempts", "failures", "resets", "splits_given_back", "events",
@@ -77,46 +74,18 @@ def test_every_word_counts_once_though_two_attempts_are_lost(
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_terminal_sees_a_bar_and_more_subtasks_than_files_harm_nobody(tree: Path, tmp_path: Path) -> None:
+def test_more_subtasks_than_files_harm_nobody(run_example: RunExample, tmp_path: Path) -> None:
     """Two files, three subtasks, the other relay; one subtask must die for the requested fault."""
     few = tmp_path / "few"
     few.mkdir()
     (few / "one.txt").write_text("to be or not to be")
     (few / "two.txt").write_text("that is the question")
-    terminal, its_end = pty.openpty()
-    termios.tcsetwinsize(its_end, (24, 120))
-    seen: list[bytes] = []
-    reader = threading.Thread(target=read_terminal, args=(terminal, seen))
-    reader.start()
-    program = str(ROOT / "examples" / "word_count.py")
 
-    ended = subprocess.run(
-        [sys.executable, program, "--input", few, "--parallelism", "3", "--relay", "py4j", "--faults", "kill"],
-        stdout=its_end,
-        stderr=its_end,
-        timeout=RUN_TIMEOUT_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    ended = run_example("word_count", "--input", few, "--parallelism", 3, "--relay", "py4j", "--faults", "kill")
 
-    os.close(its_end)
-    reader.join()
-    screen = b"".join(seen).decode()
-    assert ended.returncode == 0, screen
-    assert re.search(r"execution attempts +4\r\n", screen)
-    assert re.search(r"words +10 \(8 different ones\)\r\n", screen)
-    assert re.search(r"\r[^\n]* 2/2 \[[^\n]*lost=1, resets=1\]", screen), screen
-
-
-def read_terminal(terminal: int, seen: list[bytes]) -> None:
-    """Read until the other end is closed, which Linux reports as an error."""
-    try:
-        while chunk := os.read(terminal, 4096):
-            seen.append(chunk)
-    except OSError:
-        pass
-    finally:
-        os.close(terminal)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"execution attempts +4\n", ended.stdout)
+    assert re.search(r"words +10 \(8 different ones\)\n", ended.stdout)
 
 
 @pytest.mark.long
@@ -277,10 +246,44 @@ def test_the_last_line_and_the_exit_status_say_the_same(
     assert re.search(r"send to echo +none measured\n", said)
 
 
-def test_elsewhere_than_on_a_terminal_progress_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = ProgressLines(40, sys.stderr)
+def test_progress_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(40)
 
-    for done in range(1, 41):
-        bar.show(done)
+    for _ in range(40):
+        progress.split_done(0)
 
     assert capsys.readouterr().err.splitlines() == [f"{done}/40 splits" for done in range(4, 41, 4)]
+
+
+# --- Ctrl-C -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupts_as_before() -> Iterator[None]:
+    handler, filters = signal.getsignal(signal.SIGINT), list(logging.getLogger().filters)
+    yield
+    signal.signal(signal.SIGINT, handler)
+    logging.getLogger().filters[:] = filters
+
+
+@pytest.mark.usefixtures("interrupts_as_before")
+def test_only_the_first_ctrl_c_interrupts() -> None:
+    # A second one came while Py4J cleaned up after the first: after that it could not stop a session any more.
+    interrupt_quietly()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+def interrupted_twice_while_held_back() -> None:
+    with interrupts_held_back():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("interrupts_as_before")
+def test_several_that_were_held_back_are_one() -> None:
+    interrupt_quietly()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice_while_held_back()
+    signal.raise_signal(signal.SIGINT)

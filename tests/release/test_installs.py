@@ -8,71 +8,18 @@ test but what is linked. ``make release`` installs ``headgate[pyspark]``.
 
 from __future__ import annotations
 
-import os
-import shutil
-import site
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.release.__main__ import ROOT, run
+from tests.release.environments import Environment
 from tests.spark.connect.server import CLIENT_PACKAGES, WORKER_PACKAGES, ConnectServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 SPARK_ITSELF = ("pyspark", "py4j")
 NO_JAVA = {"JAVA_HOME": "", "PATH": ""}
-
-
-class Environment:
-    """A new environment with the wheel, and with these packages from the index."""
-
-    def __init__(self, folder: Path, wheel: Path, *packages: str) -> None:
-        self.folder = folder
-        run([sys.executable, "-m", "venv", "--without-pip", folder])
-        pip = [sys.executable, "-m", "pip", "--python", str(folder), "--quiet", "--disable-pip-version-check"]
-        run([*pip, "install", str(wheel)])
-        if packages:
-            run([*pip, "install", "--no-deps", *packages])
-
-    def link(self, folder: Path, *packages: str) -> None:
-        """Put packages of this test's own environment into ``folder``, without their metadata."""
-        folder.mkdir(exist_ok=True)
-        here = next(Path(path) for path in site.getsitepackages() if Path(path, "pyspark").is_dir())
-        for name in packages:
-            if (here / name).exists() and not (folder / name).exists():
-                (folder / name).symlink_to(here / name)
-
-    @property
-    def packages(self) -> Path:
-        (found,) = self.folder.glob("lib/python3.*/site-packages")
-        return found
-
-    def call(self, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        ours = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_HOME", "SPARK_REMOTE", "VIRTUAL_ENV")
-        kept = {name: value for name, value in os.environ.items() if name not in ours}
-        command = [self.folder / "bin" / words[0], *words[1:]]
-        return subprocess.run(
-            command, cwd=self.folder, env=kept | environment, capture_output=True, text=True, timeout=600, check=False
-        )
-
-    def checks(self, *options: str, **environment: str) -> dict[str, str]:
-        """Return what ``headgate check`` says of each thing, and its status and last line."""
-        done = self.call("headgate", "check", *options, **environment)
-        lines = done.stdout.splitlines()
-        said = {name: text.strip() for name, colon, text in (line.partition(":") for line in lines) if colon}
-        return said | {"status": str(done.returncode), "last": lines[-1] if lines else done.stderr}
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder])
-    (wheel,) = folder.glob("headgate-*.whl")
-    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +29,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
 
 def test_headgate_alone_brings_nothing_of_spark_and_runs_actors(alone: Environment) -> None:
     assert not {*SPARK_ITSELF, "pandas", "pyarrow", "grpc"} & {path.name for path in alone.packages.iterdir()}
-    ran = alone.call("python", shutil.copy(ROOT / "examples" / "first_actor.py", alone.folder))
+    ran = alone.call("headgate", "example", "first_actor", "--run")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout
     names = "import headgate as h; [getattr(h, name) for name in h.__all__]"
@@ -141,8 +88,7 @@ def test_a_client_of_spark_connect_needs_neither_java_nor_py4j(
     assert said["last"] == "Headgate works here.", said
     assert said["session"].endswith(f"at {server.url}")
 
-    program = shutil.copy(ROOT / "examples" / "connect_client.py", thin.folder)
-    ran = thin.call("python", program, server.url, **NO_JAVA)
+    ran = thin.call("headgate", "example", "connect_client", "--run", server.url, **NO_JAVA)
     assert (ran.returncode, ran.stdout) == (0, "285\n"), ran.stderr
 
     gone = thin.checks("--remote", "sc://127.0.0.1:1", **NO_JAVA)

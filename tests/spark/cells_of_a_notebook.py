@@ -14,9 +14,9 @@ from enum import Enum
 from typing import Any
 import numpy as np
 import headgate
-from examples.quiet_spark import start_spark
+from pyspark.sql import SparkSession
 
-spark = start_spark("local[2]", "notebook")
+spark = SparkSession.builder.master("local[2]").config("spark.log.level", "OFF").getOrCreate()
 --------
 @headgate.event
 class Kind(Enum):

@@ -57,7 +57,7 @@ TOO_MUCH = """
 import sys
 from examples import async_service
 async_service.REQUESTS = {"small": 10, "endless": 10**15}
-sys.exit(async_service.main([]))
+async_service.main()
 """
 
 

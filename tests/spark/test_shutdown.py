@@ -16,7 +16,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from actors.coordination import CoordinatorContext
-from examples.quiet_spark import JobFailed, was_interrupted
+from examples.word_count import JobFailed, was_interrupted
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.common.errors import SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig, SidecarLimits
@@ -228,8 +228,9 @@ def test_ctrl_c_in_an_action_ends_the_job_and_comes_out(spark: SparkSession) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("whom", ["the process", "the group, as a terminal does", "the group, three times"])
 def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None:
-    arguments = ("-m", "examples.word_count", "--faults", "none", "--parallelism", "2")
-    with Program(*arguments) as program:
+    with Program(
+        "-m", "headgate", "example", "word_count", "--run", "--faults", "none", "--parallelism", "2"
+    ) as program:
         program.read_until("/")  # the first line of progress
         program.read_until("splits\n")
         if whom == "the process":
@@ -244,7 +245,9 @@ def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None
 
 @pytest.mark.long
 def test_ctrl_c_while_the_jvm_starts_leaves_no_jvm_behind() -> None:
-    with Program("-m", "examples.word_count", "--faults", "none", "--parallelism", "2") as program:
+    with Program(
+        "-m", "headgate", "example", "word_count", "--run", "--faults", "none", "--parallelism", "2"
+    ) as program:
         pause = threading.Event()
         while not any(process.startswith("java ") for process in program.left_behind()):
             assert program.process.poll() is None, "it has ended without a JVM"

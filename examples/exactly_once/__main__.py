@@ -16,7 +16,7 @@ number that they send or receive into a two-phase sink. Meanwhile, at moments dr
 In every other run, counted by the seed, checkpoints hold no events (``--events``).
 
 Then comes the proof from the files on disk: in the last checkpoint both sides know every number exactly once and in
-order, and a reader of the sink sees the same. ``examples/exactly_once/pipeline.py`` is the pipeline itself.
+order, and a reader of the sink sees the same. ``pipeline.py`` is the pipeline itself.
 
 Exit status: 0 if everything was exactly once, in every run; 1 if not (the seed is shown, the files are kept); 2 for
 wrong arguments or an unusable environment; 130 after Ctrl-C.
@@ -38,8 +38,7 @@ import fsspec
 
 from examples.exactly_once.faults import ALL_KINDS, KINDS, STORAGE, WHAT
 from examples.exactly_once.proof import table
-from examples.exactly_once.trial import Outcome, Trial, TrialOptions
-from examples.quiet_spark import SparkDidNotStart
+from examples.exactly_once.trial import Outcome, SparkDidNotStart, Trial, TrialOptions
 
 SEED_MAX = 10**6
 TASK_FAILURES_MAX = 8
@@ -47,7 +46,7 @@ TASK_FAILURES_MAX = 8
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="exactly_once_pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="exactly_once", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
     option("--parallelism", type=int, default=4, metavar="N", help="subtasks (default: %(default)s)")
