@@ -8,9 +8,11 @@ import faulthandler
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partialmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,6 +153,17 @@ def object_stores() -> Iterator[Callable[[str], ObjectStore]]:
 def s3(object_stores: Callable[[str], ObjectStore]) -> dict[str, Any]:
     """The options of a filesystem on an object store that speaks S3."""
     return object_stores("s3").options
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree."""
+    from tests.release.__main__ import run
+
+    folder = tmp_path_factory.mktemp("dist")
+    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder])
+    (built,) = folder.glob("headgate-*.whl")
+    return built
 
 
 @pytest.fixture(autouse=True)

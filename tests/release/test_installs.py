@@ -68,14 +68,6 @@ class Environment:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder])
-    (wheel,) = folder.glob("headgate-*.whl")
-    return wheel
-
-
-@pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
     return Environment(tmp_path_factory.mktemp("alone") / "env", wheel)
 
