@@ -25,7 +25,6 @@ FRAGMENTS = {
     "docs/how-to/let-tasks-wait-for-each-other.md": "shows parts of examples/",
     "docs/how-to/limit-a-global-rate.md": "shows parts of examples/",
     "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
-    "docs/how-to/restart-failed-jobs.md": "shows parts of examples/",
     "docs/how-to/run-in-an-async-service.md": "shows parts of examples/",
     "docs/how-to/run-in-its-own-process.md": "shows parts of examples/",
     "docs/how-to/send-dataclasses-arrays-and-dates.md": "shows parts of examples/",
