@@ -22,7 +22,6 @@ FRAGMENTS = {
     "docs/how-to/count-exactly.md": "shows parts of examples/",
     "docs/how-to/go-beyond-one-loop.md": "shows parts of examples/",
     "docs/how-to/hand-out-work.md": "shows parts of examples/",
-    "docs/how-to/limit-a-global-rate.md": "shows parts of examples/",
     "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
     "docs/how-to/run-in-an-async-service.md": "shows parts of examples/",
     "docs/how-to/run-in-its-own-process.md": "shows parts of examples/",
