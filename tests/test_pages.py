@@ -24,7 +24,6 @@ FRAGMENTS = {
     "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
     "docs/how-to/run-in-an-async-service.md": "shows parts of examples/",
     "docs/how-to/run-in-its-own-process.md": "shows parts of examples/",
-    "docs/how-to/send-dataclasses-arrays-and-dates.md": "shows parts of examples/",
     "docs/how-to/test-your-coordinator.md": "shows parts of examples/",
     "docs/how-to/train-with-workers-that-may-die.md": "shows parts of examples/",
     "docs/how-to/use-it-in-a-notebook.md": "shows parts of examples/",
