@@ -16,11 +16,12 @@ A page is written by these rules:
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
@@ -37,10 +38,12 @@ RUN_TIMEOUT_S = 580
 BACKGROUND = ("first terminal", "another terminal")
 PORTS = ("7650", "7660")
 
-# Runs the files whose names it reads, one after the other, as a notebook's kernel would: with one Spark session.
+# Runs the files whose names it reads, one after the other, with variables of the environment: as a notebook's kernel
+# would, in one Spark session.
 KERNEL = """
-import sys, traceback
-for name in map(str.strip, sys.stdin):
+import json, os, sys, traceback
+for name, variables in map(json.loads, sys.stdin):
+    os.environ.update(variables)
     status = "ended"
     try:
         exec(compile(open(name).read(), name, "exec"), {"__name__": "__main__"})
@@ -115,31 +118,33 @@ class Environment:
     def __exit__(self, *_: object) -> None:
         self._end_kernel()
 
-    def run(self, command: str, folder: Path) -> Iterator[str]:
+    def run(self, command: str, folder: Path, variables: Mapping[str, str]) -> Iterator[str]:
         """Return what it prints."""
-        with self.start(["sh", "-c", command], folder) as process:
+        with self.start(["sh", "-c", command], folder, variables) as process:
             said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 0, f"{command}\n{said}"
         return iter(said.splitlines())
 
-    def start(self, command: list[str], folder: Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    def start(
+        self, command: list[str], folder: Path, variables: Mapping[str, str], stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command,
             cwd=folder,
-            env=self._environment,
+            env={**self._environment, **variables},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
-    def run_in_kernel(self, program: Path) -> Iterator[str]:
+    def run_in_kernel(self, program: Path, variables: Mapping[str, str]) -> Iterator[str]:
         """Run it in the session of the programs before it, and return what it prints."""
         if self._kernel is None:
-            self._kernel = self.start(["python", "-c", KERNEL], program.parent, subprocess.PIPE)
+            self._kernel = self.start(["python", "-c", KERNEL], program.parent, {}, subprocess.PIPE)
         assert self._kernel.stdin is not None
         assert self._kernel.stdout is not None
-        print(program, file=self._kernel.stdin, flush=True)
+        print(json.dumps([str(program), dict(variables)]), file=self._kernel.stdin, flush=True)
         said: list[str] = []
         for line in self._kernel.stdout:
             if line == f"{program} ended\n":
@@ -157,11 +162,12 @@ class Environment:
 
 
 class Reader:
-    """Follows a page in an empty folder."""
+    """Follows a page in an empty folder, and has set these variables, such as the address of a server."""
 
-    def __init__(self, folder: Path, environment: Environment) -> None:
+    def __init__(self, folder: Path, environment: Environment, variables: Mapping[str, str]) -> None:
         self._folder = folder
         self._environment = environment
+        self._variables = variables
         self._ports = {port: str(free_ports()) for port in PORTS}
         self._pasted = ""
         self._claims: list[Block] = []  # what the pasted program prints
@@ -193,7 +199,7 @@ class Reader:
                 case "text", _ if before == "sh":
                     check(block._replace(text=text), self._lines)
                 case "sh", title if title in BACKGROUND:
-                    self._background.append(self._environment.start(text.split(), self._folder))
+                    self._background.append(self._environment.start(text.split(), self._folder, self._variables))
                     assert self._background[-1].stdout is not None
                     self._lines = self._background[-1].stdout
                 case "sh", title if title:
@@ -215,9 +221,9 @@ class Reader:
             program.write_text(self._pasted, encoding="utf-8")
             self._pasted = ""
             if alone:
-                self._lines = self._environment.run("python page.py", self._folder)
+                self._lines = self._environment.run("python page.py", self._folder, self._variables)
             else:
-                self._lines = self._environment.run_in_kernel(program)
+                self._lines = self._environment.run_in_kernel(program, self._variables)
             for claim in self._claims:
                 check(claim, self._lines)
             self._claims.clear()
@@ -227,7 +233,7 @@ class Reader:
         if command.startswith("cd "):
             self._folder /= command.removeprefix("cd ")
         elif command and not command.startswith((". ", "python3 -m venv", "pip install")):
-            self._lines = self._environment.run(command, self._folder)
+            self._lines = self._environment.run(command, self._folder, self._variables)
 
 
 def free_ports() -> int:

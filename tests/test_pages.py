@@ -29,6 +29,12 @@ FRAGMENTS = {
     "docs/reference/operators.md": "shows parts of examples/",
     "docs/reference/ready-made-parts.md": "shows parts of examples/",
 }
+# The variables that programs read, with the fixture that starts the server, and its attribute.
+SERVERS = {
+    "CONNINFO": ("postgres", "conninfo"),
+    "REDIS_URL": ("redis_server", "url"),
+    "KAFKA_SERVERS": ("kafka", "servers"),
+}
 WITH_PROGRAMS = [page for page in PAGES if programs(page)]
 
 
@@ -90,7 +96,14 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in WITH_PROGRAMS if named(page) not in FRAGMENTS], ids=named)
-def test_a_page_can_be_followed_to_the_letter(page: Path, environment: Environment, tmp_path: Path) -> None:
+def test_a_page_can_be_followed_to_the_letter(
+    page: Path, environment: Environment, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Its programs and commands, in its order, outside of the repository, and they print what it says."""
-    with Reader(tmp_path, environment) as reader:
+    variables = {
+        variable: getattr(request.getfixturevalue(fixture), attribute)
+        for variable, (fixture, attribute) in SERVERS.items()
+        if any(variable in text for text in programs(page).values())
+    }
+    with Reader(tmp_path, environment, variables) as reader:
         reader.follow(page)
