@@ -22,7 +22,6 @@ FRAGMENTS = {
     "docs/how-to/go-beyond-one-loop.md": "shows parts of examples/",
     "docs/how-to/hand-out-work.md": "shows parts of examples/",
     "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
-    "docs/how-to/run-in-its-own-process.md": "shows parts of examples/",
     "docs/how-to/use-it-in-a-notebook.md": "shows parts of examples/",
     "docs/how-to/write-to-a-database-or-table.md": "becomes a page for each sink",
     "docs/observability.md": "shows parts of examples/",
