@@ -19,7 +19,6 @@ from tests.pages import PAGES, ROOT, Block, Environment, Reader, blocks, check, 
 FRAGMENTS = {
     "docs/actors.md": "shows parts of examples/",
     "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
-    "docs/how-to/use-it-in-a-notebook.md": "shows parts of examples/",
     "docs/how-to/write-to-a-database-or-table.md": "becomes a page for each sink",
     "docs/observability.md": "shows parts of examples/",
     "docs/reference/operators.md": "shows parts of examples/",
