@@ -20,7 +20,6 @@ FRAGMENTS = {
     "docs/actors.md": "shows parts of examples/",
     "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
     "docs/how-to/write-to-a-database-or-table.md": "becomes a page for each sink",
-    "docs/reference/operators.md": "shows parts of examples/",
 }
 # The variables that programs read, with the fixture that starts the server, and its attribute.
 SERVERS = {
