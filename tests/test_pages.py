@@ -17,7 +17,6 @@ from tests.pages import PAGES, ROOT, Block, Environment, Reader, blocks, check, 
 
 # The pages with blocks that cannot be pasted yet, and why. No page may be added.
 FRAGMENTS = {
-    "docs/actors.md": "shows parts of examples/",
     "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
     "docs/how-to/write-to-a-database-or-table.md": "becomes a page for each sink",
 }
