@@ -21,7 +21,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
@@ -85,10 +85,12 @@ def programs(page: Path) -> dict[str, str]:
     return files
 
 
-def check(block: Block, lines: Iterable[str]) -> None:
-    """Find the lines of a ``text`` block among these, in order; an iterator goes on behind the last one."""
+def check(block: Block, lines: Iterator[str]) -> None:
+    """Find the lines of a ``text`` block among these, in order. Those after the last one stay in the iterator."""
     seen = []
-    for expected in filter(None, map(str.strip, block.text.splitlines())):
+    for expected in map(str.strip, block.text.splitlines()):
+        if expected in ("", "..."):
+            continue
         pattern = ".*".join(map(re.escape, expected.split("...")))
         for number in block.varies:
             pattern = re.sub(rf"(?<!\d){re.escape(re.escape(number))}(?!\d)", r"[\\d.]+", pattern)
