@@ -44,6 +44,7 @@ KERNEL = """
 import json, os, sys, traceback
 for name, variables in map(json.loads, sys.stdin):
     os.environ.update(variables)
+    os.chdir(os.path.dirname(name))
     status = "ended"
     try:
         exec(compile(open(name).read(), name, "exec"), {"__name__": "__main__"})
@@ -186,7 +187,7 @@ class Reader:
 
     def follow(self, page: Path) -> None:
         found = list(blocks(page))
-        alone = any((block.language == "sh" and block.title) or ".remote(" in block.text for block in found)
+        alone = any(".remote(" in block.text for block in found)  # a session of the other kind
         before = ""
         for block in found:
             text = self._with_free_ports(block.text)
