@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The documents agree with the repository: links resolve, snippets run, and every name and rule is described."""
+"""The documents agree with the repository: links resolve, and every name and rule is described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from textwrap import dedent
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
@@ -79,38 +78,6 @@ def test_every_fault_that_is_tried_stands_in_the_table_and_every_test_that_it_na
     }
     assert sorted(named - tried - elsewhere) == []
     assert sorted(tried - named) == []
-
-
-# --- snippets -----------------------------------------------------------------------------------------------------
-
-BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LICENSE_LINE = "# SPDX-License-Identifier: Apache-2.0\n\n"
-PROGRAM = re.compile(r'^```python title="([^"]+)"[^\n]*\n(.*?)^```', re.MULTILINE | re.DOTALL)
-
-
-def without_indents(text: str) -> str:
-    return "\n".join(line.strip() for line in text.strip().splitlines())
-
-
-def parts_of(document: Path) -> list[str]:
-    """Return the Python of a document; two empty lines separate parts that may be apart in the example."""
-    blocks = BLOCK.findall(document.read_text(encoding="utf-8"))
-    return [part for block in blocks for part in dedent(block).split("\n\n\n")]
-
-
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if parts_of(path)], ids=named)
-def test_every_snippet_is_a_part_of_an_example(document: Path) -> None:
-    examples = [without_indents(file.read_text(encoding="utf-8")) for file in (ROOT / "examples").rglob("*.py")]
-    strays = [part for part in parts_of(document) if not any(without_indents(part) in example for example in examples)]
-    assert strays == []
-
-
-def test_the_programs_of_the_tutorial_are_those_that_are_tested() -> None:
-    """`tests/examples/test_tutorial.py` runs them."""
-    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    files = (ROOT / "examples" / "tutorial").glob("[!_]*.py")
-    programs = {file.name: file.read_text(encoding="utf-8").removeprefix(LICENSE_LINE) for file in files}
-    assert dict(PROGRAM.findall(page)) == programs
 
 
 # --- the reference ------------------------------------------------------------------------------------------------

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every program on a page runs, pasted into an empty file: see ``tests/pages.py`` for how a page is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.pages import PAGES, ROOT, Block, Terminal, Reader, blocks, check, named, programs
+
+# The pages with blocks that cannot be pasted yet, and why. No page may be added.
+FRAGMENTS = {
+    "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
+    "docs/how-to/write-to-a-database-or-table.md": "becomes a page for each sink",
+}
+# The variables that programs read, with the fixture that starts the server, and its attribute.
+SERVERS = {
+    "CONNINFO": ("postgres", "conninfo"),
+    "REDIS_URL": ("redis_server", "url"),
+    "KAFKA_SERVERS": ("kafka", "servers"),
+}
+WITH_PROGRAMS = [page for page in PAGES if programs(page)]
+
+
+def test_every_name_in_a_program_of_a_page_is_defined_there(tmp_path: Path) -> None:
+    """One run of ruff for all pages; those of which it finds an undefined name are the known ones."""
+    for page in WITH_PROGRAMS:
+        for name, text in programs(page).items():
+            file = tmp_path / page.relative_to(ROOT) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise", "."]
+    found = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    lines = [line for line in found.splitlines() if line.count(":") > 2]
+    strays = [line for line in lines if not line.startswith(tuple(FRAGMENTS))]
+    assert strays == [], "a reader cannot paste these; a page must show whole programs"
+    assert sorted({line.split(":")[0].rpartition("/")[0] for line in lines}) == sorted(FRAGMENTS), (
+        "take whole pages off the list"
+    )
+
+
+def test_what_a_page_says_is_printed_in_this_order_and_only_numbers_that_it_names_may_differ() -> None:
+    printed = ["a log line", "3 rows of 10", "", "  in 0.25 s  ", "task died: killed"]
+    check(Block("text", "", "7 rows of 10\nin 1.5 s\n...\ntask died: ...\n", ("7", "1.5")), iter(printed))
+    for claim in ("3 rows of 11", "in 0.25 s\n3 rows of 10", "rows of 10"):
+        with pytest.raises(AssertionError, match="the page says"):
+            check(Block("text", "", claim, ("3",)), iter(printed))
+
+
+def without_indents(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+@pytest.mark.parametrize("page", FRAGMENTS)
+def test_what_cannot_be_pasted_is_a_part_of_an_example(page: str) -> None:
+    """Two empty lines separate parts that may be apart in the example."""
+    examples = [without_indents(file.read_text(encoding="utf-8")) for file in (ROOT / "examples").rglob("*.py")]
+    parts = [part for block in blocks(ROOT / page) if block.language == "python" for part in block.text.split("\n\n\n")]
+    strays = [part for part in parts if not any(without_indents(dedent(part)) in example for example in examples)]
+    assert strays == []
+
+
+@pytest.fixture(scope="module")
+def terminal(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """A new environment with the wheel, and with the other packages of this one."""
+    folder = tmp_path_factory.mktemp("reader") / ".venv"
+    venv.create(folder, with_pip=True, symlinks=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=300)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    installed = next(path for path in sys.path if path.endswith("site-packages"))
+    (packages / "others.pth").write_text(installed + "\n", encoding="utf-8")
+    (folder / "bin" / "pytest").write_text(f'#!/bin/sh\nexec {python} -m pytest "$@"\n', encoding="utf-8")
+    (folder / "bin" / "pytest").chmod(0o755)
+    with Terminal(folder / "bin") as terminal:
+        yield terminal
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [page for page in WITH_PROGRAMS if named(page) not in FRAGMENTS], ids=named)
+def test_a_page_can_be_followed_to_the_letter(
+    page: Path, terminal: Terminal, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Its programs and commands, in its order, outside of the repository, and they print what it says."""
+    variables = {
+        variable: getattr(request.getfixturevalue(fixture), attribute)
+        for variable, (fixture, attribute) in SERVERS.items()
+        if any(variable in text for text in programs(page).values())
+    }
+    with Reader(tmp_path, terminal, variables) as reader:
+        reader.follow(page)
