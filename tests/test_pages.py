@@ -13,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.pages import PAGES, ROOT, Block, Terminal, Reader, blocks, check, named, programs
+from tests.pages import PAGES, ROOT, Block, Reader, Terminal, blocks, check, named, programs
 
 # The pages with blocks that cannot be pasted yet, and why. No page may be added.
 FRAGMENTS = {
