@@ -41,9 +41,11 @@ class KafkaSource(Source):
 
     The columns are those of Spark's own Kafka source: ``key`` and ``value`` (binary), ``topic``, ``partition``,
     ``offset``, ``timestamp``, ``timestampType`` and ``headers``. Each partition is read by one task, in the order of
-    its offsets. A position is an offset, and the checkpoints have the positions: consumer groups decide nothing. If the
-    brokers have deleted records before they were read, the job fails with ``SourceDataLost``; it never continues at
-    another offset by itself.
+    its offsets.
+
+    Exactly once for each record that the brokers keep until it is read. A position is an offset, and the checkpoints
+    have the positions: consumer groups decide nothing. If the brokers have deleted records before they were read, the
+    job fails with ``SourceDataLost``; it never continues at another offset by itself.
 
     Args:
         servers: how to find the brokers, from the driver and from every task: ``"host1:9092,host2:9092"``.
