@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 
 import headgate.errors
 from protocol.wire.keys import MAY_HOLD, Holder, Purpose
+from tests.printed_pages import every_error
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -98,7 +98,12 @@ def parts_of(document: Path) -> list[str]:
     return [part for block in blocks for part in dedent(block).split("\n\n\n")]
 
 
-@pytest.mark.parametrize("document", [path for path in DOCUMENTS if parts_of(path)], ids=named)
+PASTED = ("sources", "sinks")  # whole programs, which `tests/test_source_and_sink_pages.py` runs
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if parts_of(path) and path.parent.name not in PASTED], ids=named
+)
 def test_every_snippet_is_a_part_of_an_example(document: Path) -> None:
     examples = [without_indents(file.read_text(encoding="utf-8")) for file in (ROOT / "examples").rglob("*.py")]
     strays = [part for part in parts_of(document) if not any(without_indents(part) in example for example in examples)]
@@ -134,21 +139,6 @@ def test_every_name_of_the_front_door_has_one_entry_in_the_reference() -> None:
     """A new name needs a line such as `::: headgate.NAME` on the page of docs/reference/ where it belongs."""
     entries = [name for name in ENTRY.findall(reference_text()) if name.rpartition(".")[0] in FRONT]
     assert sorted(entries) == sorted(front_names())
-
-
-def every_error() -> dict[str, type[BaseException]]:
-    """Return every class of the packages that derives from `HeadgateError`, with its name."""
-    for top in ("actors", "protocol", "spark_bridge"):
-        package = importlib.import_module(top)
-        for module in pkgutil.walk_packages(package.__path__, f"{top}."):
-            importlib.import_module(module.name)
-    found: dict[str, type[BaseException]] = {}
-    waiting: list[type[BaseException]] = [headgate.HeadgateError]
-    while waiting:
-        error = waiting.pop()
-        found[error.__name__] = error
-        waiting += error.__subclasses__()
-    return found
 
 
 def test_the_tree_of_errors_is_that_of_the_classes() -> None:
@@ -235,6 +225,14 @@ def test_every_link_of_the_site_leads_to_a_place_on_it(site: Path) -> None:
 def test_the_site_has_an_entry_for_every_name_of_the_front_door(site: Path) -> None:
     ids = {name for page in (site / "reference").glob("*.html") for name in Anchors(page).ids}
     assert [name for name in front_names() if name not in ids] == []
+
+
+def test_the_list_of_pages_for_programs_has_each_page_of_the_navigation_once(site: Path) -> None:
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): \S.+$", text, re.MULTILINE)
+    named = re.findall(r"^ .*?([\w./-]+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(f"{page}.html" for page in named)
+    assert [page for page in listed if not (site / page).exists()] == []
 
 
 WHAT_A_KEY_IS_FOR = {

@@ -21,7 +21,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WIDE_PAGES = ("index.md", "tutorial.md")  # nothing lies beside them, so they need no list of pages
+WIDE_PAGES = (
+    "index.md",
+    "tutorial.md",
+    "concepts.md",
+    "troubleshooting.md",
+)  # nothing lies beside them, so they need no list of pages
 PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml"}
@@ -63,9 +68,9 @@ def pages_below(entry: Any) -> Iterator[str]:
 def beginning(markdown: str) -> tuple[str, str]:
     """The title of a page, and the first sentence that is plain text."""
     title, *blocks = markdown.removeprefix("# ").split("\n\n")
-    text = next((" ".join(block.split()) for block in blocks if block[:1].isalnum() or block[:1] in "`["), "")
+    text = next((" ".join(block.split()) for block in blocks if re.match(r"\w|`[^`]|\[", block)), "")
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    return title.strip("` \n"), re.split(r"(?<=[.:])\s", text)[0]
+    return title.strip("` \n"), re.split(r"(?<=\.)\s", text)[0]
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
