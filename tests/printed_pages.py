@@ -62,17 +62,17 @@ def every_error() -> dict[str, type[BaseException]]:
     return {name: error for name, error in found.items() if error.__module__.startswith(PACKAGES)}
 
 
-def _template(node: ast.expr) -> str | None:
+def template(node: ast.expr) -> str | None:
     """The text of an expression, with `…` for what differs; None if it does not begin with a fixed text."""
     match node:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=parts):
-            return "".join(_template(part) or "…" for part in parts)
+            return "".join(template(part) or "…" for part in parts)
         case ast.FormattedValue():
             return "…"
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            texts = [_template(left), _template(right)]
+            texts = [template(left), template(right)]
             return "".join(text or "…" for text in texts) if any(texts) else None
     return None
 
@@ -84,7 +84,7 @@ def raised_texts() -> dict[str, set[str]]:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-                    text = _template(node.args[0])
+                    text = template(node.args[0])
                     if text is not None and re.search(r"\w\w \w", text):
                         found.setdefault(node.func.id, set()).add(" ".join(text.split()))
     return found

@@ -133,8 +133,8 @@ class KafkaSource(Source):
 
         ``found_later``: partitions that were not there at the beginning are read from their beginning.
 
-        Raises ``SourceUnreachable``; ``ValueError`` if a topic is missing, or ``start`` or ``stop`` name no offset of a
-        partition; ``SourceDataLost`` if an offset of ``start`` is gone.
+        Raises ``SourceUnreachable``; ``ValueError`` if a topic is missing, ``start`` or ``stop`` name no offset of a
+        partition, or an offset of ``start`` is not there.
         """
         found = self._asked.partitions(self._topics)
         ranges = {one: self._asked.range_of(one) for one in found}
