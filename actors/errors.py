@@ -12,11 +12,14 @@ from protocol.errors import HeadgateError
 
 
 class ActorError(HeadgateError):
-    """The base class of the errors that the actor runtime itself raises, except ``ExitRaised``."""
+    """The base class of the errors that the actor runtime itself raises, except ``ExitRaised``.
+
+    Each of them says what to do.
+    """
 
 
 class ActorStopped(ActorError):
-    """The actor has stopped, is stopping, or restarted before it answered."""
+    """The actor has stopped, is stopping, or restarted before it answered. If it restarted, ask again."""
 
     def __init__(self, actor: str, detail: str = "is stopped") -> None:
         super().__init__(actor, detail)
@@ -28,7 +31,10 @@ class ActorStopped(ActorError):
 
 
 class MailboxFull(ActorError):
-    """The mailbox is full, and its policy or the call does not allow waiting."""
+    """The mailbox is full, and its policy or the call does not allow waiting.
+
+    Send later, or give the actor another policy or a larger mailbox.
+    """
 
     def __init__(self, actor: str, capacity: int, detail: str = "") -> None:
         super().__init__(actor, capacity, detail)
@@ -42,7 +48,10 @@ class MailboxFull(ActorError):
 
 
 class AskTimeout(ActorError):
-    """No answer came within the caller's ``timeout_s``. ``detail`` says why, if that is known."""
+    """No answer came within the caller's ``timeout_s``. ``detail`` says why, if that is known.
+
+    Ask again, or allow more time.
+    """
 
     def __init__(self, actor: str, message_type: str, timeout_s: float, detail: str = "") -> None:
         super().__init__(actor, message_type, timeout_s, detail)
@@ -57,7 +66,10 @@ class AskTimeout(ActorError):
 
 
 class HandlerFailed(ActorError):
-    """The handler of an asked message raised before it answered; the exception is the ``__cause__``."""
+    """The handler of an asked message raised before it answered; the exception is the ``__cause__``.
+
+    Correct the handler.
+    """
 
     def __init__(self, actor: str, message_type: str) -> None:
         super().__init__(actor, message_type)
@@ -69,7 +81,10 @@ class HandlerFailed(ActorError):
 
 
 class HandlerCancelled(ActorError):
-    """A handler awaited something that others cancelled, and let that cancellation out."""
+    """A handler awaited something that others cancelled, and let that cancellation out.
+
+    Catch the cancellation in the handler.
+    """
 
     def __init__(self, actor: str, what: str) -> None:
         super().__init__(actor, what)
@@ -86,7 +101,8 @@ class HandlerCancelled(ActorError):
 class ScopeLeftOpen(ActorError):
     """The actor's code entered a cancel scope or a task group of anyio and never left it; what anyio says is chained.
 
-    The usual reason is an async generator that yields inside of one, and is not read to its end.
+    The usual reason is an async generator that yields inside of one, and is not read to its end. Close such a generator
+    with ``contextlib.aclosing``.
     """
 
     def __init__(self, actor: str) -> None:
@@ -103,7 +119,8 @@ class ScopeLeftOpen(ActorError):
 class ExitRaised(HeadgateError, RuntimeError):
     """Code raised something that is not an ``Exception``, such as ``SystemExit``; that is the ``__cause__``.
 
-    That would have ended the event loop or the task. As this error, it only fails the call that raised it.
+    That would have ended the event loop or the task. As this error, it only fails the call that raised it. Raise an
+    ordinary exception instead.
     """
 
     def __init__(self, what: str, detail: str) -> None:
@@ -116,7 +133,7 @@ class ExitRaised(HeadgateError, RuntimeError):
 
 
 class ActorCancelled(ActorError):
-    """The actor did not stop within the deadline of a stop, and was cancelled."""
+    """The actor did not stop within the deadline of a stop, and was cancelled. Let its handlers return sooner."""
 
     def __init__(self, actor: str) -> None:
         super().__init__(actor)
@@ -130,7 +147,7 @@ class ActorCancelled(ActorError):
 
 
 class NameTaken(ActorError):
-    """A living sibling already has this name."""
+    """A living sibling already has this name. Choose another name, or stop that one first."""
 
     def __init__(self, actor: str) -> None:
         super().__init__(actor)
@@ -141,7 +158,10 @@ class NameTaken(ActorError):
 
 
 class SystemNotRunning(ActorError):
-    """The actor system has not been entered, is shutting down, or has ended."""
+    """The actor system has not been entered, is shutting down, or has ended.
+
+    Use it inside of its ``async with`` block.
+    """
 
     def __init__(
         self, system: str, detail: str = "is not running: enter it with `async with`, and use it inside the block"
@@ -155,7 +175,7 @@ class SystemNotRunning(ActorError):
 
 
 class WouldDeadlock(ActorError):
-    """The caller would wait for its own end."""
+    """The caller would wait for its own end. Wait for it in another task."""
 
     def __init__(self, actor: str, what: str) -> None:
         super().__init__(actor, what)

@@ -268,7 +268,8 @@ class ActorRef(Generic[M_contra]):
     def tell_threadsafe(self, message: M_contra) -> None:
         """``tell`` from any thread. Messages of one thread keep their order.
 
-        A full mailbox cannot be reported here: the message becomes a dead letter with the reason REFUSED.
+        A full mailbox cannot be reported here. Under DROP_OLDEST or DROP_NEWEST it drops a message, as for ``tell``;
+        otherwise this message becomes a dead letter with the reason REFUSED.
         Raises ``SystemNotRunning`` once the event loop is closed.
         """
         self._cell.system.call_threadsafe(self._tell_or_bury, message)

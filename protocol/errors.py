@@ -23,15 +23,24 @@ class ProtocolError(HeadgateError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller did something that the protocol does not allow. Nothing was changed."""
+    """The caller did something that the protocol does not allow. Nothing was changed.
+
+    Correct the call, as the text says.
+    """
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that the protocol does not allow. Its connection is closed."""
+    """The peer sent something that the protocol does not allow. Its connection is closed.
+
+    Install the same release at both ends; if that is so, report it with the log.
+    """
 
 
 class EventEncodeError(LocalProtocolError):
-    """A value in the event is of a type that events cannot have, or it exceeds a limit. Nothing was sent."""
+    """A value in the event is of a type that events cannot have, or it exceeds a limit. Nothing was sent.
+
+    The text names the place, or the limit and what to do about it.
+    """
 
 
 class GatewayFull(LocalProtocolError):
@@ -39,7 +48,7 @@ class GatewayFull(LocalProtocolError):
 
 
 class VersionMismatch(RemoteProtocolError):
-    """Driver and executor run releases with different protocol versions."""
+    """Driver and executor run releases with different protocol versions. Install the same release at both ends."""
 
     def __init__(self, ours: int, theirs: int) -> None:
         super().__init__(ours, theirs)
@@ -51,14 +60,14 @@ class VersionMismatch(RemoteProtocolError):
 
 
 class HandshakeFailed(RemoteProtocolError):
-    """The peer did not prove that it knows the secret."""
+    """The peer did not prove that it knows the secret. Give both ends the same secret."""
 
 
 class AttemptOver(ProtocolError):
     """The task attempt that an event was for, or came from, is over.
 
     If the call that sends raises it, the event was not sent. If a ``Confirmation`` does, the event had left, and its
-    receiver may or may not have handled it.
+    receiver may or may not have handled it. Nothing has to be done: the next attempt begins at its restore point.
     """
 
 
@@ -66,15 +75,15 @@ class ConfirmationTimeout(AttemptOver):
     """The task did not confirm the event within ``confirm_timeout_s``.
 
     The attempt was failed for that, unless the event was loss-tolerant: then nothing failed, and the event may still
-    arrive.
+    arrive. If native code held the interpreter lock for so long, raise ``GatewayLimits.confirm_timeout_s``.
     """
 
 
 class RequestFailed(ProtocolError):
     """The coordinator answered a request with an error; the text is the coordinator's.
 
-    In a task, if ``handle_request`` raised, ``__cause__`` is a ``CoordinatorTraceback``. Both escape what a
-    terminal would obey.
+    In a task, if ``handle_request`` raised, ``__cause__`` is a ``CoordinatorTraceback``. Both escape what a terminal
+    would obey. Correct the method that it names.
     """
 
     def __init__(self, text: str) -> None:
@@ -86,7 +95,7 @@ class NoRestart(HeadgateError):
 
 
 class RunRefused(HeadgateError):
-    """A run may not begin, and another try would be refused in the same way."""
+    """A run may not begin, and another try would be refused in the same way. The text says what to do first."""
 
 
 class InputRefused(RunRefused):
@@ -94,11 +103,14 @@ class InputRefused(RunRefused):
 
 
 class CheckpointCorrupt(ProtocolError):
-    """The bytes are not a complete checkpoint. The message says what is wrong."""
+    """The bytes are not a complete checkpoint. The message says what is wrong. Restore another one."""
 
 
 class CheckpointTooNew(CheckpointCorrupt):
-    """A complete checkpoint in a format that this release does not know."""
+    """A complete checkpoint in a format that this release does not know.
+
+    Use the release that wrote it, or a later one.
+    """
 
     def __init__(self, ours: int, theirs: int) -> None:
         super().__init__(ours, theirs)

@@ -63,7 +63,10 @@ _HINT = (
 
 
 class NotInsideTask(HeadgateError, RuntimeError):
-    """The subtask function was called outside a Spark task; only a task has an identity."""
+    """The subtask function was called outside a Spark task; only a task has an identity.
+
+    Pass it to ``mapPartitions`` or ``foreachPartition``.
+    """
 
 
 class SubtaskTask:

@@ -57,7 +57,15 @@ def test_the_page_of_log_events_has_every_warning_and_error_and_no_other() -> No
     assert page == logged()
 
 
-def test_each_event_is_on_the_page_once_and_explained() -> None:
+REMEDY = re.compile(
+    r"\b(correct|look|check|give|run|add|override|use|pass|let|report|make|raise|await|set|do not|define|choose|keep"
+    r"|start|delete it|nothing has to be done|nothing else|nothing is lost|not affected|does no harm|in the way"
+    r"|(tried|opened|connects|asked) again|is retried|retries it|ends it|shows it|trace a)\b|\]\(",
+    re.IGNORECASE,
+)
+
+
+def test_each_event_is_on_the_page_once_and_says_what_to_do() -> None:
     rows = [(row["event"], row["meaning"]) for row in ROW.finditer(PAGE.read_text("utf-8"))]
     assert len(rows) == len({event for event, _ in rows})
-    assert [event for event, meaning in rows if len(meaning.split()) < 5] == []
+    assert [event for event, meaning in rows if not REMEDY.search(meaning)] == []

@@ -9,17 +9,11 @@ import sys
 import venv
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
-from tests.pages import PAGES, ROOT, Block, Reader, Terminal, blocks, check, named, programs
+from tests.pages import PAGES, ROOT, Block, Reader, Terminal, check, named, programs
 
-# The pages with blocks that cannot be pasted yet, and why. No page may be added.
-FRAGMENTS = {
-    "docs/how-to/read-files-and-other-sources.md": "becomes a page for each source",
-    "docs/how-to/write-to-a-database-or-table.md": "becomes a page for each sink",
-}
 # The variables that programs read, with the fixture that starts the server, and its attribute.
 SERVERS = {
     "CONNINFO": ("postgres", "conninfo"),
@@ -30,7 +24,7 @@ WITH_PROGRAMS = [page for page in PAGES if programs(page)]
 
 
 def test_every_name_in_a_program_of_a_page_is_defined_there(tmp_path: Path) -> None:
-    """One run of ruff for all pages; those of which it finds an undefined name are the known ones."""
+    """One run of ruff for all pages."""
     for page in WITH_PROGRAMS:
         for name, text in programs(page).items():
             file = tmp_path / page.relative_to(ROOT) / name
@@ -39,11 +33,7 @@ def test_every_name_in_a_program_of_a_page_is_defined_there(tmp_path: Path) -> N
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise", "."]
     found = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
     lines = [line for line in found.splitlines() if line.count(":") > 2]
-    strays = [line for line in lines if not line.startswith(tuple(FRAGMENTS))]
-    assert strays == [], "a reader cannot paste these; a page must show whole programs"
-    assert sorted({line.split(":")[0].rpartition("/")[0] for line in lines}) == sorted(FRAGMENTS), (
-        "take whole pages off the list"
-    )
+    assert lines == [], "a reader cannot paste these; a page must show whole programs"
 
 
 def test_what_a_page_says_is_printed_in_this_order_and_only_numbers_that_it_names_may_differ() -> None:
@@ -52,19 +42,6 @@ def test_what_a_page_says_is_printed_in_this_order_and_only_numbers_that_it_name
     for claim in ("3 rows of 11", "in 0.25 s\n3 rows of 10", "rows of 10"):
         with pytest.raises(AssertionError, match="the page says"):
             check(Block("text", "", claim, ("3",)), iter(printed))
-
-
-def without_indents(text: str) -> str:
-    return "\n".join(line.strip() for line in text.strip().splitlines())
-
-
-@pytest.mark.parametrize("page", FRAGMENTS)
-def test_what_cannot_be_pasted_is_a_part_of_an_example(page: str) -> None:
-    """Two empty lines separate parts that may be apart in the example."""
-    examples = [without_indents(file.read_text(encoding="utf-8")) for file in (ROOT / "examples").rglob("*.py")]
-    parts = [part for block in blocks(ROOT / page) if block.language == "python" for part in block.text.split("\n\n\n")]
-    strays = [part for part in parts if not any(without_indents(dedent(part)) in example for example in examples)]
-    assert strays == []
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +63,7 @@ def terminal(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [page for page in WITH_PROGRAMS if named(page) not in FRAGMENTS], ids=named)
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=named)
 def test_a_page_can_be_followed_to_the_letter(
     page: Path, terminal: Terminal, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

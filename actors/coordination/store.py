@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 class StoreRevoked(HeadgateError, RuntimeError):
-    """A write through a handle that was revoked; nothing was changed."""
+    """A write through a handle that was revoked; nothing was changed.
+
+    The coordinator was replaced: let what still writes for it end.
+    """
 
 
 class CoordinatorStore:

@@ -4,20 +4,29 @@
 
 A link in docs/ is one that works in a clone: `../examples/squares.py`. On the site that file is a page with the
 source, so the site needs no other host.
+
+`llms.txt` lists the pages for programs that read documentation, in the order of the navigation.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WIDE_PAGES = ("index.md", "tutorial.md")  # nothing lies beside them, so they need no list of pages
+WIDE_PAGES = (
+    "index.md",
+    "tutorial.md",
+    "concepts.md",
+    "troubleshooting.md",
+)  # nothing lies beside them, so they need no list of pages
 PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml"}
@@ -31,7 +40,37 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             path = outside(page.src_uri, target)
             if path is not None and files.get_file_from_path(address(path)) is None:
                 files.append(file_of(path, config))
+    files.append(File.generated(config, "llms.txt", content=llms(config, files)))
     return files
+
+
+def llms(config: MkDocsConfig, files: Files) -> str:
+    """Each page of the navigation with the first sentence of its text, as https://llmstxt.org describes it."""
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}"]
+    for entry in config.nav or []:
+        ((section, below),) = entry.items()
+        lines += ["", f"## {section}", ""]
+        for uri in pages_below(below):
+            page = files.src_uris[uri]
+            title, sentence = beginning(page.content_string)
+            lines.append(f"- [{title}]({page.url}): {sentence}")
+    return "\n".join(lines) + "\n"
+
+
+def pages_below(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for one in entry.values() if isinstance(entry, dict) else entry:
+            yield from pages_below(one)
+
+
+def beginning(markdown: str) -> tuple[str, str]:
+    """The title of a page, and the first sentence that is plain text."""
+    title, *blocks = markdown.removeprefix("# ").split("\n\n")
+    text = next((" ".join(block.split()) for block in blocks if re.match(r"\w|`[^`]|\[", block)), "")
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return title.strip("` \n"), re.split(r"(?<=\.)\s", text)[0]
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -38,7 +38,10 @@ CUT_OFF_EARLY_MAX = 8
 
 
 class ControlUnreachable(HeadgateError):
-    """The sidecar cannot be reached, or ended before it had answered."""
+    """The sidecar cannot be reached, or ended before it had answered.
+
+    Check that the sidecar's process runs, and its address.
+    """
 
 
 @dataclass(frozen=True, slots=True)

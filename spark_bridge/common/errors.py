@@ -9,15 +9,18 @@ from protocol.errors import HeadgateError
 
 
 class SidecarError(HeadgateError):
-    """The sidecar cannot do what was asked."""
+    """The sidecar cannot do what was asked. The message says why, and what to do."""
 
 
 class SidecarNotRunning(SidecarError):
-    """The sidecar has not been entered yet, or has been closed."""
+    """The sidecar has not been entered yet, or has been closed. Use it inside of its ``with`` block."""
 
 
 class CoordinatorStartError(SidecarError):
-    """The factory or ``start`` of a coordinator raised. The cause is chained, and the coordinator is closed."""
+    """The factory or ``start`` of a coordinator raised. The cause is chained, and the coordinator is closed.
+
+    Correct what raised, and coordinate again.
+    """
 
 
 class OperatorBroken(SidecarError):
@@ -39,11 +42,17 @@ class OperatorBroken(SidecarError):
 
 
 class RestartsExhausted(SidecarError):
-    """The action of ``Sidecar.run`` failed more often than its restart strategy allows; the last cause is chained."""
+    """The action of ``Sidecar.run`` failed more often than its restart strategy allows; the last cause is chained.
+
+    Correct that cause, and run the action again.
+    """
 
 
 class NotSettled(SidecarError):
-    """A run and its final checkpoint did not end within ``SidecarLimits.settle_timeout_s``."""
+    """A run and its final checkpoint did not end within ``SidecarLimits.settle_timeout_s``.
+
+    The text or the log says what is late.
+    """
 
 
 class OutputNotCommitted(SidecarError):
@@ -74,7 +83,10 @@ class BatchRefused(SidecarError):
 
 
 class BatchFailed(SidecarError):
-    """A micro-batch was not committed, or the coordinator failed after it, although its function returned."""
+    """A micro-batch was not committed, or the coordinator failed after it, although its function returned.
+
+    Start the query again, with the same ``checkpointLocation``.
+    """
 
 
 class StreamRefused(SidecarError):

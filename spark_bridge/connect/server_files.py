@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``headgate connect-server FOLDER``: what the operator of a Spark Connect server installs there."""
+"""Write what the operator of a Spark Connect server installs there: headgate connect-server FOLDER."""
 
 from __future__ import annotations
 

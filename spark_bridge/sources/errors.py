@@ -16,4 +16,7 @@ class SourceDataLost(HeadgateError):
 
 
 class SourceUnreachable(HeadgateError):
-    """The servers of a source did not answer for too long, or refused to. The message says what they said."""
+    """The servers of a source did not answer for too long, or refused to. The message says what they said.
+
+    Start the job again when they answer.
+    """

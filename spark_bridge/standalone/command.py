@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``headgate sidecar module:factory``: run the sidecar in a separate process."""
+"""Run the sidecar in a separate process: headgate sidecar MODULE:FACTORY."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DEFAULT_PORT = 7650
 PORT_MAX = 65_535
 STATUS_TOKEN = "HEADGATE_STATUS_TOKEN"
 EPILOG = """\
-MODULE:FACTORY names an async function that coordinates the operators: `async def factory(sidecar): await
-sidecar.coordinate("words", WordCoordinator, parallelism=4, mode="streaming")`. Drivers attach with
-`AttachedSidecar(spark, "HOST:PORT", secret_file=FILE)`. If it is killed and started again with the same arguments, it
+MODULE:FACTORY names an async function that coordinates the operators: async def factory(sidecar): await
+sidecar.coordinate("words", WordCoordinator, parallelism=4, mode="streaming"). Drivers attach with
+AttachedSidecar(spark, "HOST:PORT", secret_file=FILE). If it is killed and started again with the same arguments, it
 continues from its storage, even while a job is running."""
 
 

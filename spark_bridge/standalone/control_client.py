@@ -24,7 +24,10 @@ _KINDS: dict[str, type[Exception]] = {
 
 
 class SidecarUnreachable(SidecarError):
-    """The sidecar's process cannot be reached, or ended before it had answered."""
+    """The sidecar's process cannot be reached, or ended before it had answered.
+
+    Check that the process runs, and its address, and attach again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

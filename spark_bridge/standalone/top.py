@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``headgate top``: a live table of what a sidecar's process does. It only looks, and attaches no driver."""
+"""Show a live table of what a sidecar's process does. This only looks, and attaches no driver."""
 
 from __future__ import annotations
 

@@ -8,14 +8,17 @@ from spark_bridge.common.errors import SidecarError
 
 
 class StorageError(SidecarError):
-    """The storage cannot do what was asked: no access, no space, no such file, or calls in the wrong order."""
+    """The storage cannot do what was asked: no access, no space, no such file, or calls in the wrong order.
+
+    The message names the file and the cause.
+    """
 
 
 class StorageFenced(StorageError):
     """A later application has taken over the storage, or may have, because this one's marker was deleted.
 
     This application must end without cleaning up. If a checkpoint was being stored at that moment, the later
-    application decides whether it counts.
+    application decides whether it counts. Give each application its own directory.
     """
 
 

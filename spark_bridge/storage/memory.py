@@ -83,7 +83,9 @@ class MemoryStorage:
 
     def __init__(self, *, retained: int = 3) -> None:
         if retained < 1:
-            raise ValueError(f"retained must be at least 1, is {retained}")
+            raise ValueError(
+                f"retained must be an int of at least 1, not {retained}: the last checkpoint is always kept"
+            )
         self._retained = retained
         self._lock = Lock()
         self._last_id = 0

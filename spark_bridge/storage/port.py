@@ -38,7 +38,7 @@ _DISCARD_WAIT_S = 60.0
 
 
 class WriteStopped(StorageError):
-    """The checkpoint is no longer wanted, and has not appeared."""
+    """The checkpoint is no longer wanted, and has not appeared. Nothing has to be done."""
 
 
 class _WriteState(Enum):

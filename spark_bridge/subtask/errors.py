@@ -21,11 +21,17 @@ __all__ = [
 
 
 class CannotReachSidecar(ProtocolError):
-    """The task could not connect to the sidecar within ``connect_timeout_s``."""
+    """The task could not connect to the sidecar within ``connect_timeout_s``.
+
+    Check from an executor that it reaches that address; ``Addresses.advertised_host`` gives another one.
+    """
 
 
 class RegistrationFailed(ProtocolError):
-    """The sidecar was reached, but did not accept the task: no answer came in time, or the connection broke."""
+    """The sidecar was reached, but did not accept the task: no answer came in time, or the connection broke.
+
+    Spark retries the task; if that repeats, look at the log of the driver.
+    """
 
 
 class RegistrationRefused(RegistrationFailed):
@@ -56,7 +62,10 @@ class CoordinatorTraceback(Exception):
 
 
 class TimedOut(ProtocolError, TimeoutError):
-    """The coordinator did not take events, answer, become ready or confirm in time. The message names the timeout."""
+    """The coordinator did not take events, answer, become ready or confirm in time. The message names the timeout.
+
+    If a method of the coordinator is the reason, the message says where it waits.
+    """
 
 
 class PeerLost(HeadgateError):

@@ -287,6 +287,11 @@ bytes-as-pythons-text [found; H171]
   @ spark_bridge.sinks.redis.task:_other
   - raise ValueError(
   + return str(value) or ValueError(
+what-redis-forgets [found; H170]
+  A Redis server that may lose what it has confirmed in the last second gets rows without a word.
+  @ spark_bridge.sinks.redis.driver:RedisCommitter.open
+  - if settings.get(name, durable) != durable:
+  + if settings.get(name, durable) == "no":
 times-beyond-arrow [found; H171]
   A time of Kafka that Arrow cannot hold stops the task with an error that names no record.
   @ spark_bridge.sources.kafka.task:_microseconds

@@ -142,6 +142,18 @@ def test_a_reader_that_leaves_ends_what_has_no_records_either(arguments: tuple[s
     assert ended_by_its_reader(tmp_path, *arguments) == (0, "")
 
 
+COMMANDS = ("checkpoints", "history", "sidecar", "top", "connect-server", "version", "check")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_plain_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: headgate {command}")
+    assert "`" not in said
+
+
 def test_an_output_that_breaks_when_it_is_flushed_ends_a_command(monkeypatch: pytest.MonkeyPatch) -> None:  # H155
     class Left(io.StringIO):
         def flush(self) -> None:

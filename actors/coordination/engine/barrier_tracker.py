@@ -101,7 +101,7 @@ from protocol.wire.messages import RestoreMode
 
 
 class CheckpointFailed(HeadgateError):
-    """A checkpoint was aborted, or never began; the message says why."""
+    """A checkpoint was aborted, or never began; the message says why. Take it again when the cause is gone."""
 
 
 @dataclass(frozen=True, slots=True)

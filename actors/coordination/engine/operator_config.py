@@ -28,7 +28,10 @@ UNBOUNDED = MailboxConfig(capacity=None)
 
 
 class DiscardRefused(HeadgateError):
-    """``OperatorPorts.discard`` cannot succeed by trying again: the checkpoint stays in doubt permanently."""
+    """``OperatorPorts.discard`` cannot succeed by trying again: the checkpoint stays in doubt permanently.
+
+    Nothing is lost: a restart may find it.
+    """
 
 
 BarrierInjector = Callable[[ExecutionAttempt, int, int], None]

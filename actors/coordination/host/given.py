@@ -44,7 +44,10 @@ GivenCoordinator = (
 
 
 class ResetNotSupported(RunRefused):
-    """A second run needs a reset, but the coordinator is an instance that does not override ``reset_to_checkpoint``."""
+    """A second run needs a reset, but the coordinator is an instance that does not override ``reset_to_checkpoint``.
+
+    Pass the class instead of an instance, or override that method.
+    """
 
 
 def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator | RecreateOnReset:

@@ -33,11 +33,14 @@ class RelayRefused(RelayError):
 
 
 class RelayStopped(RelayError):
-    """The relay is closed, or its SparkContext has stopped."""
+    """The relay is closed, or its SparkContext has stopped. Make a new session and a new sidecar."""
 
 
 class ApplicationLost(RelayStopped):
-    """The Spark application is gone, or cannot be observed any more, while this process continues."""
+    """The Spark application is gone, or cannot be observed any more, while this process continues.
+
+    Make a new session and a new sidecar.
+    """
 
 
 OnLost = Callable[[RelayError], None]

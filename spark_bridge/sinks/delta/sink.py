@@ -29,6 +29,10 @@ class DeltaSink(TwoPhaseSink[Any]):
     One with other columns or types, or with rules that this sink does not keep, such as partitions, is refused at the
     start and before each commit. If another writer commits at the same time, the commit is tried again on top of it.
 
+    Exactly once, if every other writer keeps Delta's protocol, and ``VACUUM`` leaves files of the last days alone, as
+    it does by default. ``delta.setTransactionRetentionDuration``, if it is set, must be longer than a driver may be
+    away.
+
     Args:
         url: an absolute path, or a URL that both fsspec and deltalake know.
         schema: the table's schema, a ``pyarrow.Schema``. Types that Delta lacks are stored as wider ones. A column that

@@ -22,6 +22,10 @@ class FileSink(TwoPhaseSink[Any]):
     A record is text, which becomes one line, or bytes, which are written unchanged. Each subtask's records are in the
     order of the file names, and within each file in the order in which they were written.
 
+    Exactly once on a filesystem that shows a file as a whole or not at all when it is moved: a local directory, HDFS,
+    SFTP, SMB, S3, GCS and Azure. Another one that moves by copying is refused. On an object store, readers must leave
+    published files in place for as long as a driver may take to come back.
+
     ``url`` is an absolute path or a URL that fsspec knows, and ``options`` are the arguments for its filesystem, such
     as credentials. ``name`` distinguishes the sinks of one directory; its default is the operator's id. Only one
     application at a time may use a name in a directory, because the next one deletes what this one has not published.

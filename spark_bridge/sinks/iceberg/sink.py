@@ -30,6 +30,9 @@ class IcebergSink(TwoPhaseSink[Any]):
     columns, types or required fields is refused at the start and before each commit, and so is a partitioned one. If
     another writer commits at the same time, the commit is tried again on top of it.
 
+    Exactly once, if the catalog's commits are atomic, nobody removes the table's property ``headgate.sink.NAME``, and
+    ``remove_orphan_files`` leaves files of the last days alone, as it does by default.
+
     Only the driver uses the catalog.
 
     Args:

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 class PostgresSink(TwoPhaseSink[Any]):
     """Rows of a PostgreSQL table, appended, or updated and deleted by key, exactly once. Needs ``headgate[postgres]``.
 
+    Exactly once, as long as the server keeps what it has committed: ``fsync`` and ``synchronous_commit`` must not be
+    off, and a standby that takes over must have all commits. Otherwise rows may be lost when the server dies.
+
     A record is a dict or a Spark ``Row`` with the columns' names, a tuple in their order, or an Arrow batch. The table
     must exist. The user needs the right to create tables in its schema, for the ledger ``headgate_commits``, and in
-    staged mode for the staging table ``headgate_staged_TABLE``; or create both before, as the how-to guide shows.
+    staged mode for the staging table ``headgate_staged_TABLE``; or create both before, as the page of the sink shows.
 
     Args:
         conninfo: how to connect, from the driver and from every task: a libpq connection string or URL. It travels to

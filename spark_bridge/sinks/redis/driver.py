@@ -18,6 +18,9 @@ from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows
 
+DURABLE = (("appendonly", "yes"), ("appendfsync", "always"))
+"""With these settings, the server keeps what it has confirmed."""
+
 # KEYS: the stream, the ledger, the set of parts, and the staging streams.
 # ARGV: how many entries the stream keeps, or "", and for each part its writer, number, count of rows and name.
 # Nothing is changed before all parts have been found.
@@ -71,13 +74,13 @@ class RedisCommitter(TwoPhaseCommitter):
         if kind not in (b"none", b"stream"):
             raise SinkMisused(f"the key {self._stream.stream!r} is a {kind.decode()}: name a stream, or a new key")
         try:
-            settings = self._connected.config_get("appendonly")
+            settings = self._connected.config_get("append*")
         except redis.ResponseError:
             return  # a managed server does not tell
-        if settings.get("appendonly") == "no":
-            self._context.log.warning(
-                "Redis keeps no log on disk, rows may be lost if the server dies", setting="appendonly no"
-            )
+        for name, durable in DURABLE:
+            if settings.get(name, durable) != durable:
+                self._context.log.warning("Redis may lose what it has confirmed", setting=f"{name} {settings[name]}")
+                break
 
     def commit(self, committables: Sequence[Committable]) -> None:
         keys = [self._stream.stream, self._stream.commits(self._sink), self._stream.parts(self._sink)]

@@ -33,9 +33,11 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
     whole checkpoints. Meanwhile the server does nothing else: take checkpoints often enough that one has at most some
     100,000 entries. The entries get new ids.
 
-    What Redis has confirmed must survive its death: set ``appendonly yes`` and ``appendfsync always`` in the server.
-    Otherwise rows may be lost when the server dies. In a cluster, all keys are in the slot of the stream, and
-    ``url`` may be of any of its servers.
+    Exactly once only if Redis keeps what it has confirmed: set ``appendonly yes`` and ``appendfsync always`` in the
+    server. Otherwise rows may be lost when the server dies. They may also be lost when a replica takes over, because
+    Redis copies to replicas what it has confirmed already.
+
+    In a cluster, all keys are in the slot of the stream, and ``url`` may be of any of its servers.
 
     Args:
         url: how to connect, from the driver and from every task: ``redis://user:password@host:6379/0``, or

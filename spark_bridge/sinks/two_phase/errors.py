@@ -8,8 +8,11 @@ from protocol.errors import HeadgateError, NoRestart
 
 
 class SinkMisused(HeadgateError, ValueError):
-    """The sink is used wrongly: a relative path, batch mode, two halves that name different targets, or a task that
-    lists a part which it did not prepare."""
+    """The sink is used wrongly: a relative path, batch mode, two halves that name different targets, a target that does
+    not match it, or a task that lists a part which it did not prepare.
+
+    The message says what to correct.
+    """
 
 
 class SinkTargetChanged(SinkMisused, NoRestart):
@@ -23,7 +26,10 @@ class SinkBroken(HeadgateError, RuntimeError):
 
 
 class SinkCommitFailed(HeadgateError, RuntimeError):
-    """Prepared parts could not be committed, even after several tries. The last failure is chained as the cause."""
+    """Prepared parts could not be committed, even after several tries. The last failure is chained as the cause.
+
+    Run the job again when the target takes commits: they are still prepared.
+    """
 
 
 class SinkDataLost(HeadgateError, RuntimeError):

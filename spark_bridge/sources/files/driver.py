@@ -39,9 +39,12 @@ class FileSource(Source):
     Its readers yield ``pyarrow.RecordBatch`` objects with one schema. It needs pyarrow (``pip install
     'headgate[dataframe]'``), and the package of a remote filesystem, in the driver and the executors.
 
-    A file must be complete when it appears, and not change afterwards: write it elsewhere and move it, or write it
-    under a name that begins with a dot or an underscore, which is ignored. The same holds for folders with such names,
-    but for those of partitions such as ``_day=2026-01-01``, and for those that the URL itself names.
+    Exactly once, if each file is complete when it appears, and does not change afterwards: each row of it then counts
+    once, no matter which process dies.
+
+    So write a file elsewhere and move it, or write it under a name that begins with a dot or an underscore, which is
+    ignored. The same holds for folders with such names, but for those of partitions such as ``_day=2026-01-01``, and
+    for those that the URL itself names.
 
     Args:
         url: a file, a directory, which is read with all that is below it, or a pattern such as ``"/data/*.csv"``: an

@@ -41,9 +41,11 @@ class KafkaSource(Source):
 
     The columns are those of Spark's own Kafka source: ``key`` and ``value`` (binary), ``topic``, ``partition``,
     ``offset``, ``timestamp``, ``timestampType`` and ``headers``. Each partition is read by one task, in the order of
-    its offsets. A position is an offset, and the checkpoints have the positions: consumer groups decide nothing. If the
-    brokers have deleted records before they were read, the job fails with ``SourceDataLost``; it never continues at
-    another offset by itself.
+    its offsets.
+
+    Exactly once for each record that the brokers keep until it is read. A position is an offset, and the checkpoints
+    have the positions: consumer groups decide nothing. If the brokers have deleted records before they were read, the
+    job fails with ``SourceDataLost``; it never continues at another offset by itself.
 
     Args:
         servers: how to find the brokers, from the driver and from every task: ``"host1:9092,host2:9092"``.
@@ -131,8 +133,8 @@ class KafkaSource(Source):
 
         ``found_later``: partitions that were not there at the beginning are read from their beginning.
 
-        Raises ``SourceUnreachable``; ``ValueError`` if a topic is missing, or ``start`` or ``stop`` name no offset of a
-        partition; ``SourceDataLost`` if an offset of ``start`` is gone.
+        Raises ``SourceUnreachable``; ``ValueError`` if a topic is missing, ``start`` or ``stop`` name no offset of a
+        partition, or an offset of ``start`` is not there.
         """
         found = self._asked.partitions(self._topics)
         ranges = {one: self._asked.range_of(one) for one in found}

@@ -80,10 +80,14 @@ class PostgresSource(Source):
     """Reads a PostgreSQL table as Arrow batches, and then its changes. Needs ``headgate[postgres,dataframe]``.
 
     The table is read in ranges of its key, by all tasks. With ``changes``, one task then reads what is changed, in the
-    order of the commits, from the server's log. Each change is in exactly one of the two: the rows that were read
-    contain it, or it follows as a change. Nothing is locked. This needs streaming mode with periodic checkpoints, since
-    the changes begin after the first checkpoint that covers the whole table; a server with ``wal_level=logical``, to
-    which ``conninfo`` leads without a pooler; and a user with the right to replicate, who owns the table.
+    order of the commits, from the server's log. Nothing is locked.
+
+    Exactly once: each range counts once, as it was when it was read. With ``changes``, each change is in exactly one of
+    the two: the rows that were read contain it, or it follows as a change.
+
+    Changes need streaming mode with periodic checkpoints, since they begin after the first checkpoint that covers the
+    whole table; a server with ``wal_level=logical``, to which ``conninfo`` leads without a pooler; and a user with the
+    right to replicate, who owns the table.
 
     The server keeps changes in a replication slot until a checkpoint covers them. Drop it with ``drop_slot`` when the
     job is never run again; otherwise the server's disk fills up.

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 class RedisStreamsSource(Source):
     """Reads Redis Streams as Arrow batches, one row for each entry. Needs ``pip install 'headgate[redis,dataframe]'``.
 
-    Each stream is read by one task, in the order of its entries. A task reads any number of streams, in turns. A
-    position is an entry's id, so consumer groups are not used, and nothing is acknowledged: the checkpoints have the
-    positions. An entry that is trimmed before it was read is not read. If a stream was deleted, or has only smaller ids
+    Each stream is read by one task, in the order of its entries. A task reads any number of streams, in turns.
+
+    Exactly once for each entry that is in its stream until it is read, if ``url`` leads to the primary. A position is
+    an entry's id, and the checkpoints have the positions: consumer groups are not used, and nothing is acknowledged. An
+    entry that is trimmed or deleted before it was read is not read. If a stream was deleted, or has only smaller ids
     than its position, the job fails with ``SourceDataLost``.
 
     In a cluster, streams are found and read on all primaries, also after a failover.

@@ -211,6 +211,27 @@ def test_as_many_columns_as_a_command_takes_are_written_and_more_refused(redis_s
         RedisStreamsSink(redis_server.url, "forms", [*names, "last"])
 
 
+@pytest.mark.parametrize("setting", [None, "appendonly no", "appendfsync everysec"])
+def test_a_redis_server_that_may_lose_what_it_has_confirmed_is_told_in_the_log(
+    redis_server: RedisServer, setting: str | None
+) -> None:
+    """H170: exactly once depends on it, so the sink looks at the start."""
+    client: Any = redis.Redis.from_url(redis_server.url)
+    name, value = (setting or "appendonly yes").split()
+    before = client.config_get(name)[name]
+    context = SinkCommitterContext("out", "out", structlog.get_logger())
+    committer = RedisStreamsSink(redis_server.url, "rows", COLUMNS).committer(context)
+    client.config_set(name, value)
+    try:
+        with structlog.testing.capture_logs() as logs:
+            committer.open()
+    finally:
+        committer.close()
+        client.config_set(name, before)
+    told = [line["setting"] for line in logs if line["event"] == "Redis may lose what it has confirmed"]
+    assert told == ([] if setting is None else [setting])
+
+
 class RedisTarget(SinkTarget):
     def __init__(self, server: RedisServer, stream: str = "rows") -> None:
         self._server = server
