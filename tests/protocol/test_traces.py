@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
@@ -39,6 +39,8 @@ def test_an_event_at_its_limit_leaves_without_the_text() -> None:  # H62, H179
     assert join_traceparent(TRACEPARENT, EVENT, too_small) == EVENT
 
 
+@example(b"0" * TRACEPARENT_BYTES_MAX)
+@example(b"0" * (TRACEPARENT_BYTES_MAX + 1))
 @given(st.binary(max_size=255))
 def test_whatever_a_peer_sends_in_place_of_a_text_the_event_is_its_event(text: bytes) -> None:  # H179
     found, event = split_traceparent(TRACED_START + b"\xd9" + bytes((len(text),)) + text + EVENT)
