@@ -13,10 +13,12 @@ from __future__ import annotations
 from protocol.wire.extension_types import ExtensionType, mark
 from protocol.wire.framing import CODEC_LIMITS, WireLimits
 
-__all__ = ["TRACED_START", "TRACEPARENT_BYTES_MAX", "join_traceparent", "split_traceparent"]
+__all__ = ["TRACED_FIRST", "TRACED_START", "TRACEPARENT_BYTES_MAX", "join_traceparent", "split_traceparent"]
 
 TRACED_START = b"\x93" + mark(ExtensionType.TRACED)
 """How a payload begins that has a text: a list of three."""
+TRACED_FIRST = TRACED_START[0]
+"""Its first byte, which most events do not have: to look at one byte takes a third of the time of ``startswith``."""
 TRACEPARENT_BYTES_MAX = 55
 _TEXT_START = TRACED_START + b"\xd9"
 """The same with the head of msgpack's "str 8", of which one byte is missing: the text's length."""

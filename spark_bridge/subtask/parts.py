@@ -51,7 +51,7 @@ from protocol.subtask.types import (
 )
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
-from protocol.wire.traces import TRACED_START, split_traceparent
+from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
@@ -400,15 +400,17 @@ class OperatorParts:
             match item:
                 case MailboxEvent(payload=payload, part=part):
                     calls.inside = "handle_event"
-                    handle: Callable[[Any], None] = self.operators[self._channel.table.names[part]].handle_event
-                    if payload.startswith(TRACED_START):
-                        payload, handle = inside_span(payload, handle)
-                    event = decode_event(payload)
-                    if self._found:
+                    operator = self.operators[self._channel.table.names[part]]
+                    if payload and payload[0] == TRACED_FIRST and payload.startswith(TRACED_START):
+                        payload, handle = inside_span(payload, operator.handle_event)
                         with self._current():
-                            handle(event)
+                            handle(decode_event(payload))
+                    elif self._found:
+                        event = decode_event(payload)
+                        with self._current():
+                            operator.handle_event(event)
                     else:  # nobody looks for a part: ``task_event`` in ``make instructions``
-                        handle(event)
+                        operator.handle_event(decode_event(payload))
                 case MailboxBarrier(checkpoint_id=checkpoint_id):
                     calls.inside = "snapshot_state"
                     self._snapshot(checkpoint_id)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from sys import modules
 from typing import Any
 
@@ -18,15 +19,21 @@ OPENTELEMETRY = "opentelemetry.trace"
 """The module that a program with spans has imported."""
 
 
+@cache
+def _propagator() -> Any:
+    """OpenTelemetry's own of the W3C's text, which checks what a peer has sent."""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
+
+
 def with_current_span(event: bytes, limits: WireLimits) -> bytes:
     """Return the payload of an encoded event that is sent now."""
     if OPENTELEMETRY not in modules:
         return event
     carrier: dict[str, str] = {}
     with suppress(Exception):  # H155
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        TraceContextTextMapPropagator().inject(carrier)
+        _propagator().inject(carrier)
     return join_traceparent(carrier.get("traceparent", ""), event, limits)
 
 
@@ -40,9 +47,8 @@ def inside_span(payload: bytes, call: Callable[[Any], None]) -> tuple[bytes, Cal
         return event, call
     try:
         from opentelemetry import context
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.get_current())
+        parent = _propagator().extract({"traceparent": traceparent}, context.get_current())
     except Exception:  # H155
         return event, call
 

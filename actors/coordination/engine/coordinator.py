@@ -89,7 +89,7 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.parts import ONE_PART, OWN_PART, PartTable, join_states_in_steps, split_states_in_steps
 from protocol.wire.codec import EVENT_STEP_BYTES, WireLimits, decode_event, decode_event_in_steps, encode_argument
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode
-from protocol.wire.traces import TRACED_START, split_traceparent
+from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 
 PLACE_CHARS_MAX = 1000
 
@@ -559,7 +559,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         Raises ``RemoteProtocolError`` if it is not an event, or exceeds a limit.
         """
         traceparent = ""
-        if payload.startswith(TRACED_START):
+        if payload and payload[0] == TRACED_FIRST and payload.startswith(TRACED_START):
             traceparent, payload = split_traceparent(payload)
         if len(payload) <= EVENT_STEP_BYTES:
             return decode_event(payload), traceparent

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cache
 from sys import modules
 from typing import Any, TypeVar
 
@@ -24,15 +25,21 @@ OPENTELEMETRY = "opentelemetry.trace"
 """The module that a program with spans has imported."""
 
 
+@cache
+def _propagator() -> Any:
+    """OpenTelemetry's own of the W3C's text, which checks what a peer has sent."""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
+
+
 def current_traceparent() -> str:
     """Return the current span as a text; empty if there is none. H155: nothing is raised."""
     if OPENTELEMETRY not in modules:
         return ""
     carrier: dict[str, str] = {}
     with suppress(Exception):
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        TraceContextTextMapPropagator().inject(carrier)
+        _propagator().inject(carrier)
     return carrier.get("traceparent", "")
 
 
@@ -47,9 +54,8 @@ def inside_span(traceparent: str, call: Callable[..., Awaitable[T]]) -> Callable
         return call
     try:
         from opentelemetry import context
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, context.get_current())
+        parent = _propagator().extract({"traceparent": traceparent}, context.get_current())
     except Exception:
         return call
 
