@@ -576,9 +576,10 @@ _MISTAKEN = {
 
 
 def overrides_handle_event(operator_class: type) -> bool:
-    """Whether the operator handles the coordinator's events, urgent ones or others."""
+    """Whether the operator handles the coordinator's events, urgent or not. ``TaskPart`` stands for any part."""
     return (
-        getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
+        operator_class is TaskPart
+        or getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
         or getattr(operator_class, "handle_urgent", None) is not SubtaskOperator.handle_urgent
     )
 
