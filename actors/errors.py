@@ -62,7 +62,10 @@ class AskTimeout(ActorError):
 
     def __str__(self) -> str:
         tail = f": {self.detail}" if self.detail else ""
-        return f"actor {self.actor!r} did not answer {self.message_type} within {self.timeout_s} s{tail}"
+        return (
+            f"actor {self.actor!r} did not answer {self.message_type} within {self.timeout_s} s{tail}. "
+            "Raise timeout_s, or have it answer sooner"
+        )
 
 
 class HandlerFailed(ActorError):
@@ -77,7 +80,10 @@ class HandlerFailed(ActorError):
         self.message_type = message_type
 
     def __str__(self) -> str:
-        return f"actor {self.actor!r} failed while it handled {self.message_type}"
+        return (
+            f"actor {self.actor!r} failed while it handled {self.message_type}: correct what its handler raised, which "
+            "is the cause of this error"
+        )
 
 
 class HandlerCancelled(ActorError):

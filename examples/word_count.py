@@ -52,6 +52,7 @@ from headgate import (
     StaticSplitEnumerator,
     interrupts_held_back,
 )
+from headgate.errors import RestartsExhausted
 from headgate.types import LatencyRecorder
 
 WORD = re.compile(r"\w+")
@@ -245,8 +246,8 @@ def count_coordinated(
     try:
         for word, count in words.run(words.subtask(CountWords, str(root)), restart=NO_RESTART):
             counts[word] += count
-    except SPARK_ERRORS as error:
-        raise JobFailed(words.failure or error) from error
+    except (*SPARK_ERRORS, RestartsExhausted) as error:
+        raise JobFailed(words.failure or error.__cause__ or error) from error
     return counts, words
 
 

@@ -59,9 +59,16 @@ def a_type(value: object) -> str:
     return with_article(type_name(value))
 
 
+_SPOKEN_AS_YOU = ("eu", "uni", "use", "uuid")
+
+
 def with_article(name: str) -> str:
-    """A name after ``a`` or ``an``."""
-    return f"an {name}" if name[:1] in tuple("AEIOUaeiou") else f"a {name}"
+    """A name after ``a`` or ``an``, as it is spoken: ``an RDD``, ``a UUID``."""
+    if len(name) > 1 and name[:2].isupper():  # it is spelt out
+        vowel = name[0] in "AEFHILMNORSX"
+    else:
+        vowel = name[:1].lower() in tuple("aeiou") and not name.lower().startswith(_SPOKEN_AS_YOU)
+    return f"an {name}" if vowel else f"a {name}"
 
 
 def class_name(kind: type) -> str:

@@ -15,20 +15,27 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from headgate import CheckpointConfig, GatewayLimits, LedgerConfig, SidecarLimits, StorageDetails, Watching
+from actors.coordination.engine.inputs import INPUT_ID_CHARS_MAX
+from headgate import Addresses, CheckpointConfig, GatewayLimits, LedgerConfig, SidecarLimits, StorageDetails, Watching
 from headgate.errors import HeadgateError
+from protocol.gateway.types import HEARTBEAT_TIMEOUT_S
 from protocol.wire.checkpoint_format import CHECKPOINT_BYTES_MAX
 from protocol.wire.framing import EVENT_BYTES_MOST, WireLimits
 from protocol.wire.messages import PARTS_MAX
+from spark_bridge.common.control import CONTROL_LIMITS
+from spark_bridge.observability.status_server import CONNECTIONS_MAX as STATUS_CONNECTIONS_MAX
 from spark_bridge.observability.trace import BYTES_MAX as TRACE_BYTES_MAX
 from spark_bridge.primitives.counters.book import BUCKETS_MAX, NAMES_MAX
 from spark_bridge.primitives.group.driver import BLOB_BYTES_MAX, ROUND_BYTES_MAX
+from spark_bridge.primitives.primitive import NAME_CHARS_MAX as PART_NAME_CHARS_MAX
 from spark_bridge.primitives.shared_value.encoding import VALUE_BYTES_MAX
 from spark_bridge.primitives.work_queue.driver import QUEUE_BYTES_MAX
 from spark_bridge.server.connection import ServerConfig
 from spark_bridge.sinks.redis.sink import COLUMNS_MAX
 from spark_bridge.sinks.two_phase.driver import LISTED_BYTES_MAX
+from spark_bridge.sources.files.csv_files import BLOCK_BYTES_MAX
 from spark_bridge.sources.files.driver import FORGET_AFTER_S
+from spark_bridge.sources.postgres.driver import READ_BYTES_MAX
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("actors", "protocol", "spark_bridge")
@@ -143,9 +150,9 @@ def _size(number: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    if seconds % 86_400 == 0:
+    if seconds and seconds % 86_400 == 0:
         return f"{seconds / 86_400:g} days"
-    return f"{seconds / 3600:g} h" if seconds % 3600 == 0 else f"{seconds:g} s"
+    return f"{seconds / 3600:g} h" if seconds and seconds % 3600 == 0 else f"{seconds:g} s"
 
 
 def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
@@ -177,14 +184,22 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
                 "`GatewayLimits(upward_events_max=..., upward_bytes_max=...)`",
                 "the task's `send_event` and `request` wait",
             ),
+            ("characters of an `operator_id`", f"{wire.name_chars_max}", "–", "`ValueError` at the call"),
+            ("characters of an `input_id`", f"{INPUT_ID_CHARS_MAX}", "–", "`ValueError` at the call"),
             (
-                "characters of a name, such as an `operator_id`",
-                f"{wire.name_chars_max}",
+                "a request of the driver to a sidecar in a separate process",
+                _size(CONTROL_LIMITS.event_bytes_max),
                 "–",
-                "`ValueError` at the call",
+                "the caller gets `EventEncodeError`",
             ),
         ],
         "Times": [
+            (
+                "signs of life of a task",
+                f"off; {_time(HEARTBEAT_TIMEOUT_S)} if there is an interval",
+                "`GatewayLimits(heartbeat_interval_s=..., heartbeat_timeout_s=...)`",
+                "the attempt is killed, and Spark retries it",
+            ),
             (
                 "an event without a confirmation",
                 _time(gateway.confirm_timeout_s),
@@ -245,6 +260,24 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
                 "`Watching(method_report_s=...)`",
                 "the log names it; nothing else happens",
             ),
+            (
+                "code that holds the event loop",
+                _time(watching.slow_handler_limit_s),
+                "`Watching(slow_handler_limit_s=...)`",
+                "the log names it; nothing else happens",
+            ),
+            (
+                "something that waits",
+                _time(watching.stalled_report_s),
+                "`Watching(stalled_report_s=...)`",
+                "the log says who waits for whom; nothing else happens",
+            ),
+            (
+                "a client of a Spark Connect server, or the server, that is silent",
+                _time(Addresses().relay_lease_s),
+                "`Addresses(relay_lease_s=...)`",
+                "the client counts as dead, or its jobs as lost",
+            ),
         ],
         "Checkpoints and restarts": [
             (
@@ -258,6 +291,18 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
                 f"{checkpoint.tolerated_failures}",
                 "`CheckpointConfig(tolerated_failures=...)`",
                 "the job fails",
+            ),
+            (
+                "checkpoints in progress",
+                f"{checkpoint.concurrent_max}",
+                "`CheckpointConfig(concurrent_max=...)`",
+                "one request waits, a further one is refused",
+            ),
+            (
+                "the pause after a checkpoint",
+                _time(checkpoint.min_pause_s),
+                "`CheckpointConfig(min_pause_s=...)`",
+                "the next one is not due before",
             ),
             ("a checkpoint", _size(CHECKPOINT_BYTES_MAX), "–", "it is aborted"),
             (
@@ -293,6 +338,7 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
                 "`sidecar.work_queue(..., bytes_max=...)`",
                 "the job fails",
             ),
+            ("characters of a part's name", f"{PART_NAME_CHARS_MAX}", "–", "`ValueError` at the call"),
             ("names of counts and distributions, for each task", f"{NAMES_MAX:,}", "–", "`ValueError` at the call"),
             ("buckets of distributions, for each task", f"{BUCKETS_MAX:,}", "–", "`ValueError` at the call"),
             ("a shared value when encoded", _size(VALUE_BYTES_MAX), "–", "`set` and `update` raise"),
@@ -304,6 +350,13 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
                 "lists of parts of a sink that wait for a checkpoint",
                 _size(LISTED_BYTES_MAX),
                 "–",
+                "the job fails",
+            ),
+            ("a record of a CSV file", _size(BLOCK_BYTES_MAX), "–", "the task fails"),
+            (
+                "what is remembered of the ranges of a `PostgresSource`",
+                _size(READ_BYTES_MAX),
+                "`PostgresSource(..., range_rows=...)`: larger ranges are fewer",
                 "the job fails",
             ),
             ("columns of `RedisStreamsSink`", f"{COLUMNS_MAX:,}", "–", "`SinkMisused` when the sink is made"),
@@ -318,6 +371,12 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
                 f"{ServerConfig().connections_max:,}, less if the process may open fewer files",
                 "–",
                 "the newest of the operator that has the most is closed; its task tries again",
+            ),
+            (
+                "connections to the status port",
+                f"{STATUS_CONNECTIONS_MAX}",
+                "–",
+                "the oldest that has not shown the token is closed",
             ),
             ("a trace file", _size(TRACE_BYTES_MAX), "–", "later events are dropped, and the log says so"),
         ],

@@ -627,7 +627,8 @@ def options() -> Iterator[tuple[str, str, list[str], list[str]]]:
     main_parser = parser()
     (commands,) = (one for one in main_parser._actions if isinstance(one, argparse._SubParsersAction))
     for command, sub in commands.choices.items():
-        taking = [one for one in sub._actions if one.nargs != 0]
+        # What follows `example NAME --run` is for the example.
+        taking = [one for one in sub._actions if one.nargs not in (0, argparse.REMAINDER)]
         for option in taking:
             needed = [one for one in taking if one is not option and (one.required or not one.option_strings)]
             before = [word for one in needed for word in (*one.option_strings[:1], "valid")]

@@ -114,6 +114,9 @@ LAYERS = (
     Layer("protocol/event_types.py", PURE_STDLIB | {"typing_extensions"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/coordination/engine/", ENGINE),
+    # It is used only if the program has imported it.
+    Layer("actors/coordination/host/traces.py", COORDINATION | {"opentelemetry"}),
+    Layer("spark_bridge/subtask/traces.py", TASK | {"opentelemetry"}),
     Layer("actors/coordination/host/", COORDINATION | {"actors.coordination.host"}),
     # A coordinator like a user's.
     Layer("actors/coordination/sources/", COORDINATION | {"actors.coordination.sources"}),

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields
 
 import pytest
 
 import headgate.sinks
 import headgate.sources
+from headgate import CheckpointConfig, GatewayLimits, SidecarLimits
 from tests.printed_pages import PAGES, ROOT, every_error
 
 REMEDY = re.compile(
@@ -44,3 +46,14 @@ def test_a_page_promises_what_the_docstring_of_its_class_does(folder: str, name:
     said = " ".join(promise.split()).replace("``", "`")
     pages = [" ".join(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs" / folder).glob("*.md")]
     assert [page.count(f"## Exactly once {said}") for page in pages].count(1) == 1, said
+
+
+NO_LIMITS = {"freeze_heap", "mode", "interval_s", "hold_events"}
+"""Fields of settings that bound nothing."""
+
+
+@pytest.mark.parametrize("settings", [SidecarLimits, GatewayLimits, CheckpointConfig], ids=lambda one: one.__name__)
+def test_the_page_of_limits_has_each_limit_that_can_be_set(settings: type) -> None:
+    names = {field.name for field in fields(settings)} - NO_LIMITS
+    page = (ROOT / "docs" / "reference" / "limits.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(names) if f"{name}=..." not in page] == []

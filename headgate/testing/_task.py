@@ -46,6 +46,7 @@ from protocol.subtask.types import (
 )
 from protocol.values import value
 from protocol.wire.codec import decode_event, encode_argument, encode_event, encode_message
+from protocol.wire.framing import CODEC_LIMITS
 from protocol.wire.messages import (
     AttemptEnded,
     Confirm,
@@ -56,7 +57,9 @@ from protocol.wire.messages import (
     Resumed,
     UpMessage,
 )
+from protocol.wire.traces import split_traceparent
 from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed
+from spark_bridge.subtask.traces import with_current_span
 
 
 class MemoryConnection:
@@ -196,14 +199,15 @@ class Task:
             GatewayFull: the window is full. A real task would wait.
         """
         event, part = self._addressed(event)
-        self._drive(EventSubmitted(encode_event(event), part=part))
+        self._drive(EventSubmitted(with_current_span(encode_event(event), CODEC_LIMITS), part=part))
 
     def request(self, payload: Any) -> Answer[Any]:
         """Send a request to the coordinator. The error of a failed one is ``RequestFailed``. Raises as ``send``."""
         payload, part = self._addressed(payload)
         answer: Answer[Any] = Answer()
         self._requests.append(answer)
-        self._drive(RequestSubmitted(len(self._requests), encode_argument("payload", payload), part))
+        encoded = with_current_span(encode_argument("payload", payload), CODEC_LIMITS)
+        self._drive(RequestSubmitted(len(self._requests), encoded, part))
         return answer
 
     @checked(failure=ANY)
@@ -388,7 +392,7 @@ class Task:
         return event.event, index
 
     def _received(self, payload: bytes, part: int) -> Any:
-        event = decode_event(payload)
+        event = decode_event(split_traceparent(payload)[1])
         return PartEvent(self.table.names[part], event) if part else event
 
     def _put(self, item: MailboxItem) -> None:

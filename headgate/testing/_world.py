@@ -29,6 +29,7 @@ from actors.coordination.engine.messages import (
 )
 from actors.coordination.engine.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
 from actors.coordination.host.given import GivenCoordinator
+from actors.coordination.host.traces import current_traceparent
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
@@ -465,7 +466,8 @@ class World:
         """Send a request like ``request``, which arrives when the world moves, and return its answer, still open."""
         self._check_operator()
         answer: Answer[Any] = Answer()
-        self._tracker.tell(ClientRequest(payload, cast("Reply[Any]", answer), part or ""))
+        traceparent = current_traceparent()
+        self._tracker.tell(ClientRequest(payload, cast("Reply[Any]", answer), part or "", traceparent))
         return answer
 
     # --- for the simulated Spark ----------------------------------------------------------------------------------

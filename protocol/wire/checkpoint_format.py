@@ -48,6 +48,7 @@ from protocol.parts import OWN_PART, positions
 from protocol.wire.extension_types import ExtensionType, mark
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 from protocol.wire.state import join_in_steps, run_steps
+from protocol.wire.traces import split_traceparent
 
 FORMAT_VERSION = 5
 """The newest format. Every format from 1 on can be read."""
@@ -178,7 +179,7 @@ def _version_for(stored: StoredCheckpoint) -> int:
 
 def _needs_part(held: HeldEvent) -> bool:
     """Whether earlier formats would not say whose event it is, or would read its beginning as an envelope."""
-    return held.part > 0 or held.payload[:4] == _ENVELOPE
+    return held.part > 0 or split_traceparent(held.payload)[1].startswith(_ENVELOPE)
 
 
 def _partitions_unsaid(parallelism: int, label: str) -> int:
@@ -231,7 +232,7 @@ def _counts(events_sent: Positions, version: int, parts: int) -> Iterator[int]:
 
 def _held(event: HeldEvent, version: int, parts: int) -> Iterator[object]:
     yield _integer(event.sender, "the sender of a held event")
-    yield _bytes(event.payload, "a held event")
+    yield split_traceparent(_bytes(event.payload, "a held event"))[1]
     if version >= 3:
         yield _flag(event.is_request, "whether a held event is a request")
     if version >= 5:

@@ -325,7 +325,10 @@ def _refuse_equal_hashes(members: Collection[Any]) -> None:
     if not _SCALARS.issuperset(map(type, members)):
         most = max(Counter(map(hash, members)).values())
         if most > _EQUAL_HASHES_MAX:
-            raise _EqualHashes(f"{most} members of a set or keys of a dict have the same hash")
+            raise _EqualHashes(
+                f"{most} members of a set or keys of a dict have the same hash, and at most {_EQUAL_HASHES_MAX} may: "
+                "send them as a list"
+            )
 
 
 class _EqualHashes(ValueError):
@@ -475,10 +478,12 @@ def _unsendable(value: Any, error: Exception, limits: WireLimits) -> EventEncode
         place, scalar = _odd_scalar(value, limits)
     except EventEncodeError as found:
         return found
-    return EventEncodeError(
-        f"{_path(place)} cannot be encoded: {text_of(error)}: {show(scalar, 40)}. Integers have 64 bits; a str must be "
-        "valid Unicode"
-    )
+    remedy = ""
+    if type(scalar) is int:
+        remedy = ". An integer has 64 bits: send a larger one as a str"
+    elif type(scalar) is str:
+        remedy = '. A str must be valid Unicode: send bytes, or text.encode("utf-8", "replace").decode()'
+    return EventEncodeError(f"{_path(place)} cannot be encoded: {text_of(error)}: {show(scalar, 40)}{remedy}")
 
 
 def _odd_scalar(root: object, limits: WireLimits) -> tuple[_Place | None, object]:

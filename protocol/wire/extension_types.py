@@ -28,6 +28,8 @@ class ExtensionType(IntEnum):
     REGISTERED = 5
     """A value of a class that is registered with ``headgate.event``: the registered name, then the fields in order.
     For a member of an enumeration, the member's name; for flags, their number."""
+    TRACED = 6
+    """The span that an event was sent in, and the event: only around a whole one (``protocol.wire.traces``)."""
 
     # Leaves
     DATETIME = 16

@@ -126,7 +126,10 @@ class KeyRing:
     def __init__(self, master: bytes) -> None:
         """``master``: at least 16 random bytes. Raises ``ValueError`` for fewer."""
         if len(master) < SECRET_BYTES_MIN:
-            raise ValueError(f"the secret must have at least {SECRET_BYTES_MIN} bytes, has {len(master)}")
+            raise ValueError(
+                f"the secret must have at least {SECRET_BYTES_MIN} bytes, has {len(master)}: make it of random bytes, "
+                f"such as secrets.token_bytes({KEY_BYTES})"
+            )
         self._extracted = hmac.digest(_SALT, master, hashlib.sha256)
 
     def key(self, purpose: Purpose, identity: bytes = NO_IDENTITY) -> Key:

@@ -119,7 +119,10 @@ def _decode_offset(data: bytes) -> tzinfo | None:
 def _encode_decimal(value: Decimal) -> bytes:
     text = str(value)
     if len(text) > DECIMAL_CHARS_MAX:
-        raise ValueError(f"a Decimal of {len(text)} characters, and at most {DECIMAL_CHARS_MAX} can be sent")
+        raise ValueError(
+            f"a Decimal of {len(text)} characters, and at most {DECIMAL_CHARS_MAX} can be sent: send it as a str, or "
+            "round it"
+        )
     return text.encode("ascii")
 
 
@@ -171,7 +174,10 @@ def _dtype_name(value: Any) -> str:
 
 def _array_head(value: Any, name: str) -> bytes:
     if value.ndim > ARRAY_DIMENSIONS_MAX:
-        raise ValueError(f"an array of {value.ndim} dimensions, and at most {ARRAY_DIMENSIONS_MAX} can be sent")
+        raise ValueError(
+            f"an array of {value.ndim} dimensions, and at most {ARRAY_DIMENSIONS_MAX} can be sent: send it in another "
+            "shape, with reshape()"
+        )
     shape = b"".join(map(_DIMENSION.pack, value.shape))
     return b"".join((bytes((len(name),)), name.encode("ascii"), bytes((value.ndim,)), shape))
 

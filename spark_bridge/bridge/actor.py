@@ -64,7 +64,7 @@ from spark_bridge.bridge.messages import (
     WatchCommand,
 )
 from spark_bridge.bridge.relay import Relay, RelayedFact, RelayStopped
-from spark_bridge.bridge.runs import InheritedRuns, JobsOfAction, RunningJobs
+from spark_bridge.bridge.runs import InheritedRuns, JobsOfAction, RunningJobs, why_worker_died
 from spark_bridge.common.errors import OperatorBroken
 
 FIRST_REPEAT_S = 0.5
@@ -279,6 +279,8 @@ class BridgeActor(DirectActor[BridgeMessage]):
                         self._see_several_jobs(context, effect.operator_id, effect)
                     if isinstance(effect, RunEnded):
                         self._see_missing(context, effect)
+                        if why := why_worker_died(effect.reason):
+                            context.log.warning("worker process died", operator_id=effect.operator_id, why=why)
                     self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us, action=action))
                 case RefuseRegistration():
                     self._refuse(context, effect)

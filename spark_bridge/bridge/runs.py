@@ -13,10 +13,30 @@ from protocol.errors import RunRefused
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 from spark_bridge.common.errors import SidecarError
 
-__all__ = ["ActiveStage", "InheritedRuns", "JobsOfAction", "RunningJobs"]
+__all__ = ["ActiveStage", "InheritedRuns", "JobsOfAction", "RunningJobs", "why_worker_died"]
 
 ACTIONS_KEPT = 4096
 """The number of stages that are remembered with their action, more than can run at the same time."""
+
+_WORKER_DIED = "Python worker exited unexpectedly (crashed)"
+_FAILED_ONCE = "failed 1 times"
+"""How Spark says that it does not run a task again, because its master allows no failure."""
+
+
+def why_worker_died(reason: str) -> str:
+    """What a user should know of a job that Spark failed for this reason, if a worker's process died; else empty."""
+    if _WORKER_DIED not in reason:
+        return ""
+    why = (
+        "the Python process of a task has died: it was killed, most often by the system because memory ran out, or "
+        "native code in it crashed. Use less memory in each task, or see the log of the system"
+    )
+    if _FAILED_ONCE not in reason:
+        return why
+    return (
+        f"{why}. Spark has not run the task again: local[N] and spark.task.maxFailures=1 allow no failure, and "
+        "local[N,F], such as local[2,4], allows F-1 of each task"
+    )
 
 
 @dataclass(slots=True)

@@ -99,7 +99,8 @@ class Watching:
             driver in this process, and ``relay="jvm"``.
         opentelemetry: spans for runs, attempts, checkpoints with their phases, restores and restarts go to the
             application's tracer provider, and the figures to its meter provider. This needs
-            ``pip install 'headgate[opentelemetry]'`` where the sidecar runs.
+            ``pip install 'headgate[opentelemetry]'`` where the sidecar runs. Your own spans, in coordinators and tasks,
+            belong to one trace without this setting.
         trace: a file for the timeline of the whole life of the sidecar, as ``Sidecar.trace`` writes it.
         method_report_s: a coordinator's method that has not returned after this time is logged with the place where it
             waits, and again each time the waiting time has doubled. Tasks that time out in the meantime report the

@@ -14,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from protocol.describing import show
+from spark_bridge.common import command_line
+
 __all__ = ["add_command"]
 
 _EXTRAS = re.compile(r"``headgate(?:\[([a-z,-]+)\])?``")
@@ -28,7 +31,13 @@ def add_command(commands: Any) -> None:
         description="Each example is one file, which also runs from wherever it is copied.",
         epilog="Exit status: that of the example with --run; otherwise 0, and 2 if there is no such example.",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the example to print; without it, all are listed")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        type=command_line.text,
+        help="the example to print; without it, all are listed",
+    )
     parser.add_argument(
         "--run",
         dest="given",
@@ -52,7 +61,7 @@ def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     elif name not in examples:
         near = get_close_matches(name, examples, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "headgate example lists those that there are"
-        parser.error(f"there is no example {name!r}: {hint}")
+        parser.error(f"there is no example {show(name)}: {hint}")
     elif given is None:
         sys.stdout.write(examples[name].read_text(encoding="utf-8"))
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, TypeVar, cast
 
 from actors.logs import get_logger
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, Rule, checked
-from protocol.describing import show
+from protocol.describing import a_type, show
 from protocol.event_types import Output, Received, Sent
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.codec import decode_event
@@ -71,7 +71,7 @@ class StaysOnDriver:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"a {type(self).__name__} stays on the driver, so a function for a task cannot use it: give Spark "
+            f"{a_type(self)} stays on the driver, so a function for a task cannot use it: give Spark "
             "`handle.subtask(function)`. The function gets a context: its send_event and request reach the coordinator"
         )
 

@@ -47,6 +47,7 @@ from actors.coordination.engine.messages import (
     WithdrawCheckpoint,
 )
 from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, knows_nothing
+from actors.coordination.host.traces import current_traceparent
 from actors.coordination.statistics import SourceBacklog
 from actors.coordination.user_calls import CallWatch
 from actors.logs import get_logger
@@ -482,10 +483,11 @@ class Operators:
     async def request(self, operator_id: str, payload: Any, part: str = "", *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
         operator = self._to_ask(operator_id)
+        traceparent = current_traceparent()
         try:
             with _explained(operator.watch):
                 return await operator.tracker_ref.ask(
-                    lambda reply_to: ClientRequest(payload, reply_to, part), timeout_s=timeout_s
+                    lambda reply_to: ClientRequest(payload, reply_to, part, traceparent), timeout_s=timeout_s
                 )
         except _ENDED as error:  # H85
             if broken := await self._broken_with(operator, error):

@@ -23,6 +23,7 @@ from actors.logs import get_logger
 from protocol.describing import a_type, is_a, text_of, type_name
 from protocol.errors import NoRestart, RunRefused
 from protocol.restart import RestartBackoff, RestartStrategy
+from spark_bridge.bridge.runs import why_worker_died
 from spark_bridge.common.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 from spark_bridge.driver.interrupts import holding_interrupts
 
@@ -229,13 +230,13 @@ class Restarter:
         self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
-        text = f"{type_name(error)}: {_in_one_line(error)}"
+        text, why = f"{type_name(error)}: {_in_one_line(error)}", why_worker_died(text_of(error))
         if delay_s is None:
             log.error("action failed, restarts exhausted", restarts=restarts, error=text)
             again = f" again after {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
             raise RestartsExhausted(
                 f"the action failed{again}, and {self._strategy} allows no {'more' if restarts else 'restart'}; the "
-                f"last failure was {text}"
+                f"last failure was {text}{f': {why}' if why else ''}"
             ) from error
         log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text)
         return delay_s

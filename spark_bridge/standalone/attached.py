@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from actors.coordination.host.traces import current_traceparent
 from actors.logs import get_logger
 from protocol.arguments import ACTION, WAIT, checked
 from protocol.errors import EventEncodeError
@@ -234,7 +235,7 @@ class AttachedSidecar(StaysOnDriver):
             raise EventEncodeError(
                 f"the payload of a request to operator {operator_id!r} cannot be sent to the sidecar's process: {error}"
             ) from None
-        argument = [operator_id, payload, timeout_s, part]
+        argument = [operator_id, payload, timeout_s, part, current_traceparent()]
         return self._ask("request", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
 
     def status(self) -> SidecarStatus:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 
 from actors import ActorError
+from actors.coordination.host.traces import inside_span
 from actors.exits import contained
 from actors.logs import get_logger
 from actors.threads import DRIVER
@@ -273,8 +274,9 @@ class SidecarProcess:
                 return await runtime.checkpoint(name, timeout_s=timeout_s)
             case "savepoint", [name, directory, timeout_s]:
                 return await runtime.savepoint(name, directory=directory, timeout_s=timeout_s)
-            case "request", [str(name), payload, timeout_s, None | str() as part]:
-                return await runtime.request(name, payload, part=part, timeout_s=timeout_s)
+            case "request", [str(name), payload, timeout_s, None | str() as part, str(traceparent)]:
+                request = inside_span(traceparent, runtime.request)
+                return await request(name, payload, part=part, timeout_s=timeout_s)
             case "status", None:
                 return await _packed_status(runtime)
         raise SidecarError(f"unknown request {method!r}: use the same release on both sides")

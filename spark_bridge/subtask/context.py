@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from copy import copy
+from sys import modules
 from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
@@ -24,6 +25,7 @@ from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import ChannelStatistics
 from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.task_channel import TaskChannel
+from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
 
 __all__ = ["Calls", "Counters", "SubtaskContext", "inner_context"]
 
@@ -138,7 +140,8 @@ class SubtaskContext(Generic[Sent_contra]):
     thread, on which the operator runs. Everything raises
     ``AttemptOver`` once the attempt is over: killed, superseded, or without a connection for too long. Let that
     exception pass; Spark ends the task. Do not use the context in or after ``SubtaskOperator.close``: sending there
-    raises ``LocalProtocolError`` or ``AttemptOver``.
+    raises ``LocalProtocolError`` or ``AttemptOver``. What is sent inside of a span of OpenTelemetry is handled by the
+    coordinator with that span as the current one.
 
     Attributes:
         operator_id: the operator's name, as given to ``coordinate``.
@@ -285,6 +288,8 @@ class SubtaskContext(Generic[Sent_contra]):
             check_wait("timeout_s", timeout_s)
         self._calls.check_may_ask()
         encoded = encode_argument("payload", payload, self._limits)
+        if OPENTELEMETRY in modules:
+            encoded = with_current_span(encoded, self._limits)
         return decode_event(self._channel.ask(encoded, timeout_s, self._part))
 
     @checked()
@@ -353,7 +358,8 @@ class SubtaskContext(Generic[Sent_contra]):
     def _encoded(self, event: Any) -> bytes:
         for index in self._way:
             event = [index, event]
-        return encode_event(event, self._limits)
+        payload = encode_event(event, self._limits)
+        return with_current_span(payload, self._limits) if OPENTELEMETRY in modules else payload
 
     def _send_inside_open(self, payload: bytes) -> None:
         try:

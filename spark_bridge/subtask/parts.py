@@ -51,12 +51,14 @@ from protocol.subtask.types import (
 )
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
+from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator, close_quietly, iterated
 from spark_bridge.subtask.source import SplitReader
 from spark_bridge.subtask.task_channel import TaskChannel
+from spark_bridge.subtask.traces import inside_span
 
 __all__ = [
     "COUNTERS",
@@ -181,7 +183,8 @@ class OperatorParts:
         asked: dict[str, list[Any]] = {}
         for held in registered.held:
             if held.is_request:
-                asked.setdefault(channel.table.names[held.part], []).append(decode_event(held.payload))
+                event = decode_event(split_traceparent(held.payload)[1])
+                asked.setdefault(channel.table.names[held.part], []).append(event)
         states = self._restored(registered.states)
         _open.add(self)
         begins_again = registered.input_begins_again  # for the next stage
@@ -397,12 +400,17 @@ class OperatorParts:
             match item:
                 case MailboxEvent(payload=payload, part=part):
                     calls.inside = "handle_event"
-                    operator, event = self.operators[self._channel.table.names[part]], decode_event(payload)
-                    if self._found:
+                    operator = self.operators[self._channel.table.names[part]]
+                    if payload and payload[0] == TRACED_FIRST and payload.startswith(TRACED_START):
+                        payload, handle = inside_span(payload, operator.handle_event)
+                        with self._current():
+                            handle(decode_event(payload))
+                    elif self._found:
+                        event = decode_event(payload)
                         with self._current():
                             operator.handle_event(event)
                     else:  # nobody looks for a part: ``task_event`` in ``make instructions``
-                        operator.handle_event(event)
+                        operator.handle_event(decode_event(payload))
                 case MailboxBarrier(checkpoint_id=checkpoint_id):
                     calls.inside = "snapshot_state"
                     self._snapshot(checkpoint_id)
@@ -418,7 +426,8 @@ class OperatorParts:
     def _handle_urgent(self, payload: bytes, part: int) -> None:
         """On the thread for urgent events."""
         with self._current():
-            self.operators[self._channel.table.names[part]].handle_urgent(decode_event(payload))
+            payload, handle = inside_span(payload, self.operators[self._channel.table.names[part]].handle_urgent)
+            handle(decode_event(payload))
 
     def _tell(self, method: str, checkpoint_id: int) -> None:
         self.calls.inside = method
@@ -567,9 +576,10 @@ _MISTAKEN = {
 
 
 def overrides_handle_event(operator_class: type) -> bool:
-    """Whether the operator handles the coordinator's events, urgent ones or others."""
+    """Whether the operator handles the coordinator's events, urgent or not. ``TaskPart`` stands for any part."""
     return (
-        getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
+        operator_class is TaskPart
+        or getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
         or getattr(operator_class, "handle_urgent", None) is not SubtaskOperator.handle_urgent
     )
 

@@ -83,7 +83,10 @@ async def test_ask_without_an_answer_times_out() -> None:
             await kit.advance(1.999)
             assert errors == []
             await kit.advance(0.001)
-        assert str(errors[0]) == "actor 'counter' did not answer Ignore within 2.0 s"
+        assert (
+            str(errors[0])
+            == "actor 'counter' did not answer Ignore within 2.0 s. Raise timeout_s, or have it answer sooner"
+        )
 
 
 async def test_ask_fails_immediately_when_the_target_stops() -> None:

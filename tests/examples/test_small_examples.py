@@ -33,14 +33,19 @@ SAID = {
 }
 
 
+# What Headgate says of the worker that is killed on purpose.
+WARNED = {"train_numpy": " WARNING headgate.actors: generation broken "}
+
+
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("name", SAID)
-def test_an_example_shows_what_it_claims_and_warns_of_nothing(name: str, run_example: RunExample) -> None:
+def test_an_example_shows_what_it_claims_and_warns_of_nothing_else(name: str, run_example: RunExample) -> None:
     ended = run_example(name)
 
     assert (ended.returncode, ended.stdout.splitlines()) == (0, SAID[name]), ended.stderr
-    assert ended.stderr == ""
+    warnings = [line for line in ended.stderr.splitlines() if WARNED.get(name, "of nothing") not in line]
+    assert warnings == []
 
 
 @pytest.mark.long

@@ -142,5 +142,29 @@ a-list-of-checkpoints-is-json-that-strict-readers-refuse [found; H156]
   The name of a file is not Unicode, and is in JSON as a lone surrogate.
   @ spark_bridge.storage.inspection:run
   ~ plain([asdict(info) for info in infos]) => [asdict(info) for info in infos]
+spans-stay-in-the-driver [new; H179]
+  What a coordinator sends does not carry the span that is current there.
+  @ actors.coordination.host.gateway:Gateway._send
+  - if OPENTELEMETRY in modules:
+  + if False:
+spans-stay-in-the-task [new; H179]
+  A request of a task does not carry its span.
+  @ spark_bridge.subtask.context:SubtaskContext.request
+  - if OPENTELEMETRY in modules:
+  + if False:
+spans-outlive-their-handler [new; H179]
+  After a method of the coordinator its sender's span stays the current one.
+  @ actors.coordination.host.traces:inside_span
+  ~ result = await call(*args, **options) => return await call(*args, **options)
+spans-are-in-files [new; H179]
+  The file of a checkpoint says in which span an event was sent.
+  @ protocol.wire.checkpoint_format:_held
+  - yield split_traceparent(_bytes(event.payload, "a held event"))[1]
+  + yield _bytes(event.payload, "a held event")
+long-texts-of-peers [new; H179]
+  A text of any length is taken for a span's.
+  @ protocol.wire.traces:split_traceparent
+  - if len(text) <= TRACEPARENT_BYTES_MAX else ""
+  + if True else ""
 """
 )

@@ -167,8 +167,8 @@ event-of-a-stage-reaches-the-last-coordinator [new; H80]
 event-for-a-stage-reaches-the-last-operator [new; H80]
   Events of all coordinators reach the operator of the last stage.
   @ spark_bridge.subtask.parts:OperatorParts._handle
-  - self.operators[self._channel.table.names[part]], decode_event(payload)
-  + self.operators[self._channel.table.names[part and -1]], decode_event(payload)
+  - operator = self.operators[self._channel.table.names[part]]
+  + operator = self.operators[self._channel.table.names[part and -1]]
 event-of-a-stage-loses-its-name [new; H80]
   What the operator of a stage sends is for the main coordinator.
   @ spark_bridge.subtask.context:SubtaskContext.send_event

@@ -185,7 +185,7 @@ restored-positions-begin-again [new; H154 H150]
 envelope-of-a-task-spoils-the-file [found; H150 H50]
   A held event that begins as an envelope of earlier formats makes a checkpoint unreadable.
   @ protocol.wire.checkpoint_format:_needs_part
-  ~ or held.payload[:4] == _ENVELOPE => or False
+  ~ or split_traceparent(held.payload)[1].startswith(_ENVELOPE) => or False
 earlier-formats-keep-their-envelopes [new; H154]
   An event that an earlier release held for a part is restored as the user's own.
   @ protocol.wire.checkpoint_format:_Body._read_held

@@ -28,6 +28,7 @@ from protocol.wire.checkpoint_format import (
     encode_checkpoint,
 )
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.traces import join_traceparent
 
 SMALL = StoredCheckpoint(
     "words",
@@ -156,6 +157,15 @@ def test_only_a_state_of_an_earlier_input_takes_the_fourth_format(label: str) ->
     data = encode_checkpoint(stored)
     assert data[11] == 4
     assert decode_checkpoint(data) == stored
+
+
+def test_a_file_has_held_events_without_the_span_in_which_they_were_sent() -> None:  # H179, H50
+    traced = join_traceparent(f"00-{1:032x}-{1:016x}-01", b"\xc0")
+    with_span, without = (
+        encode_checkpoint(with_checkpoint(subtask_states={0: SubtaskSnapshot(held=(HeldEvent(4, payload),))}))
+        for payload in (traced, b"\xc0")
+    )
+    assert with_span == without
 
 
 def test_a_held_item_of_an_earlier_format_is_an_event() -> None:  # H73: it cannot be distinguished from a request

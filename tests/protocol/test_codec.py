@@ -516,7 +516,7 @@ def test_what_an_event_cannot_have_is_refused_where_it_is_sent(value: object) ->
 @pytest.mark.usefixtures("either_msgpack")
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [2**64], "\ud800", {"\ud800": 1}])
 def test_a_number_beyond_64_bits_and_a_broken_string_are_refused(value: object) -> None:  # H21
-    with pytest.raises(EventEncodeError, match="64 bits; a str must be valid"):
+    with pytest.raises(EventEncodeError, match=r"An integer has 64 bits: send|A str must be valid Unicode: send"):
         encode_event(value)
 
 

@@ -12,7 +12,17 @@ from typing import Any, NoReturn
 
 import pytest
 
-from protocol.describing import LEFT_OUT, TEXT_CHARS_MAX, a_type, describe, name_of, show, text_of, traceback_of
+from protocol.describing import (
+    LEFT_OUT,
+    TEXT_CHARS_MAX,
+    a_type,
+    describe,
+    name_of,
+    show,
+    text_of,
+    traceback_of,
+    with_article,
+)
 from protocol.errors import RequestFailed
 from spark_bridge.subtask.errors import CoordinatorTraceback
 
@@ -231,6 +241,25 @@ def test_whatever_is_caught_is_described_with_care(package: str) -> None:
         for place in described_without_care(file)
     ]
     assert found == [], "use protocol.describing"
+
+
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        "an OperatorHandle",
+        "a Sidecar",
+        "an RDD",
+        "an NDArray",
+        "a UUID",
+        "a URL",
+        "a user",
+        "an unknown",
+        "a uuid",
+        "an E",
+    ],
+)
+def test_a_name_has_the_article_with_which_it_is_spoken(spoken: str) -> None:
+    assert with_article(spoken.split()[1]) == spoken
 
 
 def test_a_type_has_the_article_of_its_name() -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -25,7 +25,7 @@ from actors.coordination.sources.enumerators import (
     HybridSplitEnumerator,
     OwnedSplitEnumerator,
 )
-from actors.coordination.sources.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator
+from actors.coordination.sources.source import SourceCoordinator, SplitEnumerator, StaticSplitEnumerator, text_of_split
 from actors.coordination.user_calls import FIRST_STEPS
 from benchmarks.large_states import Files, Table, files
 from headgate import CheckpointConfig, SplitReader
@@ -420,6 +420,31 @@ def test_a_report_of_the_backlog_names_some_splits_and_adds_up_the_others() -> N
     reader._send_backlog()
     ((_, entries),) = sent
     assert entries[REPORTED_MAX - 1 :] == [[REPORTED_MAX - 1, 2], ["50 more splits", 100]]
+
+
+class Page(NamedTuple):
+    url: str
+    depth: int
+
+
+@pytest.mark.parametrize(
+    ("split", "text"),
+    [
+        (["s3://bucket/part-0.parquet", 0, 67_108_864], "s3://bucket/part-0.parquet, 0, 67108864"),
+        ([1, ["range", None, 500]], "1, range, None, 500"),
+        ("50 more splits", "50 more splits"),
+        ("line\nbreak", "line\\nbreak"),
+        ("x" * 300, "x" * 199 + "…"),
+        ({"table": "events"}, "{'table': 'events'}"),
+        (Page("https://example.org", 1), "Page(url='https://example.org', depth=1)"),
+        ([], "[]"),
+        (list(range(9)), "[0, 1, 2, 3, 4, 5, 6, 7, 8]"),
+        ([[["deep"]]], "['deep']"),
+    ],
+    ids=range(10),
+)
+def test_the_status_shows_a_split_without_the_brackets_and_quotes_of_python(split: Any, text: str) -> None:
+    assert text_of_split(split) == text
 
 
 async def test_the_status_shows_a_split_that_cannot_describe_itself() -> None:

@@ -15,7 +15,7 @@ from headgate.errors import CheckpointFailed
 from headgate.sources import DiscoveringSplitEnumerator, SplitAt, SplitEnumerator, SplitEnumeratorContext
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.describing import show
+from protocol.describing import line
 from tests.primitives.stage_histories import Numbers, chain_history
 
 pytestmark = pytest.mark.anyio
@@ -272,7 +272,7 @@ async def test_the_backlog_of_each_open_split_is_known_and_forgotten_with_its_re
         assert 0 < reported["a"] <= 10
         assert reported["b"] == 0
         assert source.backlog[:3] == (0, 2, sum(reported.values()))
-        assert source.backlog.largest == ((0, "'a'", reported["a"]), (0, "'b'", 0))
+        assert source.backlog.largest == ((0, "a", reported["a"]), (0, "b", 0))
         await world.kill(task)
         assert source.backlogs == {}
         assert list(source.backlog[:3]) == [2, 0, None], "they were given back"
@@ -331,7 +331,7 @@ async def test_the_splits_with_the_most_left_are_shown_first_and_long_names_are_
         assert [one.amount for one in shown] == [15, 14, 13, 12, 11, 10, 9, 8, 7, 6]
         assert {one.subtask for one in shown} == {0, 1}
         number = {amount: split for split, amount in left.items()}
-        assert [one.split for one in shown] == [show(number[one.amount], 200) for one in shown]
+        assert [one.split for one in shown] == [line(number[one.amount], 200) for one in shown]
 
 
 async def test_splits_in_tasks_count_although_their_readers_do_not_say_what_is_left() -> None:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +14,16 @@ import anyio
 import pytest
 import uvloop
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
-from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from actors.coordination import OperatorCoordinator, SourceCoordinator, StaticSplitEnumerator
+from protocol.restart import NO_RESTART
+from spark_bridge.common.errors import RestartsExhausted
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.subtask import SplitReader
+from spark_bridge.subtask import SplitReader, SubtaskContext
 from tests.spark.actions import coordinated
+from tests.spark.conftest import SparkOn
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
@@ -113,3 +119,20 @@ def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:
         relay_kind, rows = runner.run(squares_of())
     assert relay_kind == "jvm"
     assert sorted(rows) == [n * n for n in SPLITS]
+
+
+def die(context: SubtaskContext, records: Iterator[int]) -> Iterator[int]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield from records
+
+
+def test_who_allows_no_failure_and_loses_a_worker_reads_why_and_what_allows_some(spark_on: SparkOn) -> None:
+    spark = spark_on("local[1]")
+    with capture_logs() as logs, coordinated(spark, OperatorCoordinator) as job:
+        with pytest.raises(RestartsExhausted, match=r"process of a task has died: .*memory.* local\[2,4\]") as own:
+            job.handle.run(die, restart=NO_RESTART)
+        (line,) = (line for line in logs if line["event"] == "worker process died")
+        with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+            job.tasks(die).collect()
+    assert line["why"] in str(own.value)
+    assert [one["log_level"] for one in logs if one["event"] == "worker process died"] == ["warning", "warning"]

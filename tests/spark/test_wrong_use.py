@@ -28,6 +28,7 @@ from actors.coordination import (
     StaticSplitEnumerator,
     SubtaskGateway,
 )
+from protocol.describing import a_type
 from spark_bridge.common.errors import CoordinatorStartError, SidecarError
 from spark_bridge.driver.config import Addresses, SidecarConfig, SidecarLimits
 from spark_bridge.driver.sidecar import Sidecar
@@ -422,5 +423,5 @@ def test_a_task_function_that_uses_the_sidecar_or_a_handle_is_refused_with_the_a
         handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
         what: Any
         for what in (sidecar, handle):
-            with pytest.raises(pickle.PicklingError, match=rf"a {type(what).__name__} stays on the driver.*subtask\("):
+            with pytest.raises(pickle.PicklingError, match=rf"{a_type(what)} stays on the driver.*subtask\("):
                 one_task_each(spark, 1).map(partial(_uses, what)).collect()

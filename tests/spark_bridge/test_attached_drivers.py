@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span, use_span
 
 from actors.coordination import OperatorCoordinator
 from protocol.wire.keys import KeyRing
@@ -31,6 +32,8 @@ from tests.fuzz.played_driver import PlayedDriver
 KEYS = KeyRing(b"the secret of this application!!")
 ACTION = "an action"
 OF_AN_ACTION = [ACTION, None]
+SPAN = SpanContext(0xA, 0xB, is_remote=False, trace_flags=TraceFlags.get_default())
+TRACEPARENT = f"00-{SPAN.trace_id:032x}-{SPAN.span_id:016x}-00"
 
 
 class Asked(OperatorCoordinator):
@@ -42,6 +45,7 @@ class Asked(OperatorCoordinator):
 
     async def handle_client_request(self, payload: Any) -> Any:
         self.requests.append(payload)
+        self.span = get_current_span().get_span_context()
         return payload
 
 
@@ -93,7 +97,7 @@ async def a_process(config: SidecarConfig | None = None, served: Served | None =
         ("failure", HONEST),
         ("checkpoint", [HONEST, 1.0]),
         ("savepoint", [HONEST, "/anywhere", 1.0]),
-        ("request", [HONEST, "from another driver", 1.0, None]),
+        ("request", [HONEST, "from another driver", 1.0, None, ""]),
         ("uncommitted", None),
     ],
 )
@@ -106,8 +110,16 @@ async def test_a_request_of_another_driver_is_refused_and_changes_nothing(method
         (runtime,), (coordinator,) = served.runtimes, served.coordinators
         assert runtime._actions.jobs.knows(ACTION)
         assert not runtime._actions.jobs.knows("another action")
-        assert await driver.ask("request", [HONEST, "from its own", 1.0, None]) == "from its own"
+        assert await driver.ask("request", [HONEST, "from its own", 1.0, None, ""]) == "from its own"
         assert coordinator.requests == ["from its own"]
+
+
+@pytest.mark.parametrize("text", [TRACEPARENT, "", "not one"])
+async def test_a_request_to_another_process_is_handled_below_its_span(text: str) -> None:  # H179
+    async with a_process() as served, PlayedDriver(served.address) as driver:
+        assert await driver.ask("request", [HONEST, 1, 1.0, None, text]) == 1
+        (coordinator,) = served.coordinators
+        assert coordinator.span.span_id == (SPAN.span_id if text == TRACEPARENT else 0)
 
 
 async def test_somebody_who_looks_sees_the_status_and_changes_nothing() -> None:
@@ -121,8 +133,8 @@ async def test_somebody_who_looks_sees_the_status_and_changes_nothing() -> None:
             assert list(seen.operators) == list(own.operators) == [HONEST]
             assert seen.operators[HONEST].parallelism == PARALLELISM[HONEST]
             with pytest.raises(SidecarError, match="no longer attached"):
-                await onlooker.ask("request", [HONEST, "more than a look", 1.0, None])
-            assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1
+                await onlooker.ask("request", [HONEST, "more than a look", 1.0, None, ""])
+            assert await driver.ask("request", [HONEST, 1, 1.0, None, ""]) == 1
             assert len(served.runtimes) == 1
 
 
@@ -135,7 +147,7 @@ async def test_another_driver_neither_replaces_the_attached_one_nor_detaches_it(
                 await other.ask(method)
         else:
             assert await other.ask(method) is None
-        assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1
+        assert await driver.ask("request", [HONEST, 1, 1.0, None, ""]) == 1
         assert len(served.runtimes) == 1
 
 
@@ -143,11 +155,11 @@ async def test_the_driver_before_is_refused_when_the_next_one_is_served() -> Non
     async with a_process() as served:
         before = PlayedDriver(served.address)
         async with before:
-            assert await before.ask("request", [HONEST, "first", 1.0, None]) == "first"
+            assert await before.ask("request", [HONEST, "first", 1.0, None, ""]) == "first"
         async with PlayedDriver(served.address) as driver:
             with pytest.raises(SidecarError, match="no longer attached"):
-                await before.ask("request", [HONEST, "late", 1.0, None])
-            assert await driver.ask("request", [HONEST, "second", 1.0, None]) == "second"
+                await before.ask("request", [HONEST, "late", 1.0, None, ""])
+            assert await driver.ask("request", [HONEST, "second", 1.0, None, ""]) == "second"
         assert [coordinator.requests for coordinator in served.coordinators] == [["first"], ["second"]]
 
 
@@ -235,7 +247,10 @@ def test_a_driver_that_is_not_attached_is_told_to_attach_whatever_it_asks() -> N
 ASKED: dict[str, tuple[Callable[[AttachedSidecar], object], list[Any]]] = {
     "checkpoint": (lambda sidecar: sidecar.checkpoint("words", timeout_s=1.0), ["words", 1.0]),
     "savepoint": (lambda sidecar: sidecar.savepoint("words", directory="/x", timeout_s=1.0), ["words", "/x", 1.0]),
-    "request": (lambda sidecar: sidecar.request("words", 7, part="p", timeout_s=1.0), ["words", 7, 1.0, "p"]),
+    "request": (
+        lambda sidecar: sidecar.request("words", 7, part="p", timeout_s=1.0),
+        ["words", 7, 1.0, "p", TRACEPARENT],
+    ),
 }
 
 
@@ -254,7 +269,8 @@ def test_an_attached_driver_waits_longer_for_an_answer_than_the_call_there_may_t
     sidecar = object.__new__(AttachedSidecar)
     sidecar.__dict__.update(_attached=True, _address=None, _driver=b"", _connect_timeout_s=7.0)
     call, argument = ASKED[method]
-    assert call(sidecar) == "the answer"
+    with use_span(NonRecordingSpan(SPAN)):  # H179
+        assert call(sidecar) == "the answer"
     assert asked == [method, argument, 7.0]
 
 

@@ -362,7 +362,7 @@ async def test_a_driver_learns_why_the_factory_failed_and_the_next_one_is_served
                 async with PlayedDriver(served.address):
                     raise AssertionError("it is attached")
         async with PlayedDriver(served.address) as driver:
-            assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1
+            assert await driver.ask("request", [HONEST, 1, 1.0, None, ""]) == 1
             assert await driver.ask("uncommitted") == ""
 
 
@@ -400,7 +400,7 @@ async def test_each_of_many_drivers_learns_its_own_cause() -> None:  # H48
                     await driver.ask(random.choice(["status", "joined", "uncommitted"]), 0.0)
             await driver.ask("detach")
         async with PlayedDriver(served.address) as driver:
-            assert await driver.ask("request", [HONEST, 1, 1.0, None]) == 1, seed
+            assert await driver.ask("request", [HONEST, 1, 1.0, None, ""]) == 1, seed
 
 
 async def test_a_process_for_one_application_tells_the_driver_and_ends_with_the_error_of_the_factory() -> None:

@@ -20,7 +20,9 @@ from protocol.wire import event_classes
 from protocol.wire.messages import Register, RestoreMode, StartProcessing
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.primitives.elsewhere import task_parts_of
+from spark_bridge.primitives.primitive import PARTS_OF_ALL
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
+from spark_bridge.subtask.parts import overrides_handle_event
 from spark_bridge.task_entry import (
     NotInsideTask,
     SubtaskTask,
@@ -97,6 +99,16 @@ def test_a_part_that_an_operator_does_not_use_is_refused_with_those_that_it_uses
     known = "'api', 'pages'" if parts else "none"
     with pytest.raises(ValueError, match=rf"'words' uses no part 'rate'; there is {known}\. Give it .*uses=\[part\]"):
         handle.part("rate")
+
+
+def test_a_chain_and_an_operator_with_parts_do_not_count_as_ignoring_events() -> None:
+    """A stage or a part may handle them, and nobody has looked: no warning says that these events are for nobody."""
+    shipped: list[Any] = []
+    parts = task_parts_of({"pages": ["work_queue", [2, 100]]})
+    OperatorHandle(an_endpoint(), dict, lambda: None, shipped.append, {**PARTS_OF_ALL, **parts}).subtask(Times, 2)
+    OperatorHandle(an_endpoint(), dict, lambda: None, shipped.append, parts, ("pages",)).subtask()
+    assert [overrides_handle_event(one) for one in shipped] == [True, True]
+    assert not overrides_handle_event(Times)
 
 
 @pytest.mark.usefixtures("inside_a_task")

@@ -55,6 +55,7 @@ from actors.coordination.host.context import Outcome
 from actors.coordination.host.gateway import Announcer, Gateway, GatewayLine, GatewayTable
 from actors.coordination.host.incarnation import Sender
 from actors.coordination.host.part import Part, Parts
+from actors.coordination.host.traces import inside_span
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import Call, CallWatch, call_each, call_user, in_turns, is_fatal, true_cause
@@ -88,6 +89,7 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.parts import ONE_PART, OWN_PART, PartTable, join_states_in_steps, split_states_in_steps
 from protocol.wire.codec import EVENT_STEP_BYTES, WireLimits, decode_event, decode_event_in_steps, encode_argument
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode
+from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 
 PLACE_CHARS_MAX = 1000
 
@@ -547,8 +549,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     # --- calls of one part ------------------------------------------------------------------------------------------
 
-    async def _decoded(self, payload: bytes) -> Any:
-        """The value of an event or a request.
+    async def _decoded(self, payload: bytes) -> tuple[Any, str]:
+        """The value of an event or a request, and the text of the span that it was sent in, if there is one.
 
         One event of 4 MiB can cost more than a second, if the keys of its maps were chosen so that each collides with
         those before it. A thread would not help, because msgpack holds the interpreter lock. So a large one is decoded
@@ -556,16 +558,19 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
         Raises ``RemoteProtocolError`` if it is not an event, or exceeds a limit.
         """
+        traceparent = ""
+        if payload and payload[0] == TRACED_FIRST and payload.startswith(TRACED_START):
+            traceparent, payload = split_traceparent(payload)
         if len(payload) <= EVENT_STEP_BYTES:
-            return decode_event(payload)
-        return await in_turns(decode_event_in_steps(payload))
+            return decode_event(payload), traceparent
+        return await in_turns(decode_event_in_steps(payload)), traceparent
 
     async def _handle_event(self, message: EventArrived) -> None:
         attempt = message.attempt
         if not self._is_live(attempt, "event"):
             return
         try:
-            event = await self._decoded(message.payload)
+            event, traceparent = await self._decoded(message.payload)
         except ProtocolError as error:
             self._condemn(attempt, f"an unreadable event from the task: {error}")
             return
@@ -584,14 +589,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             subtask = message.sender
             self._statistics.events_restored += self._table.users[index]
         self.taken.take(attempt, message.sender, message.payload, index, after_snapshot=message.after_snapshot)
+        method = part.method("handle_event_from_operator")
+        if traceparent:
+            method = inside_span(traceparent, method)
         try:
-            await call_user(
-                "handle_event_from_operator",
-                part.method("handle_event_from_operator"),
-                subtask,
-                attempt.attempt,
-                event,
-            )
+            await call_user("handle_event_from_operator", method, subtask, attempt.attempt, event)
         except RemoteProtocolError as error:  # what a part refuses, because only a forged task sends it
             self._condemn(attempt, f"a forged event from the task: {error}")
         except Exception as error:
@@ -619,8 +621,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             attempt, message.sender, message.payload, part.index, is_request=True, after_snapshot=message.after_snapshot
         )
         try:
-            request = await self._decoded(message.payload)
+            request, traceparent = await self._decoded(message.payload)
             method = part.method("handle_request")
+            if traceparent:
+                method = inside_span(traceparent, method)
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             if is_a(answer, Reply):
                 waiting = WaitingTask(self._replies, attempt, message.gateway_ref, message.request_id, part)
@@ -648,7 +652,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                     f"the driver cannot ask the part {part.name!r}: request(..., part=...) names a stage of a chain; "
                     "leave it out to ask the operator's own coordinator"
                 )
-            answer = await call_user("handle_client_request", part.method("handle_client_request"), message.request)
+            method = part.method("handle_client_request")
+            if message.traceparent:
+                method = inside_span(message.traceparent, method)
+            answer = await call_user("handle_client_request", method, message.request)
             if is_a(answer, Reply):
                 self._replies.take(answer, WaitingClient(self._replies, message.reply_to))
                 return

@@ -254,12 +254,13 @@ class ClientRequest:
     """A request from the driver's side (R97), with no defined order relative to events and checkpoints.
 
     It is answered with the result of ``handle_client_request`` of the part of this name, or failed with its exception.
-    The tracker passes it on.
+    The tracker passes it on. ``traceparent``: the span that was current where it was made, if there was one.
     """
 
     request: Any
     reply_to: Reply[Any]
     part: str = ""
+    traceparent: str = ""
 
 
 CoordinatorMessage = (

@@ -24,9 +24,11 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from functools import partial
+from sys import modules
 from typing import Any, Generic, Protocol, TypeVar
 
 from actors.coordination.host.incarnation import Incarnation, Sender
+from actors.coordination.host.traces import OPENTELEMETRY, with_current_span
 from actors.logs import CountedLog, get_logger
 from actors.ref import ActorRef
 from protocol.arguments import checked
@@ -124,7 +126,8 @@ class SubtaskGateway(Protocol[Sent_contra]):
 
     Use it on the event loop only. Another thread calls ``CoordinatorContext.call_soon_threadsafe`` first. The events of
     one gateway arrive in the order in which they were sent, each once. Inside ``subtask_failed`` and later the attempt
-    is over, and whatever is sent fails immediately with ``AttemptOver``.
+    is over, and whatever is sent fails immediately with ``AttemptOver``. What is sent inside of a span of OpenTelemetry
+    is handled by the operator with that span as the current one.
     """
 
     # H14, H20, H22, H26
@@ -390,13 +393,18 @@ class Gateway:
         check.begun = True
         by, sends = self._by, self._sends
         payload = encode_event(event, sends.limits)
+        if OPENTELEMETRY in modules:
+            payload = with_current_span(payload, sends.limits)
         sent = sends.try_send(by, payload, loss_tolerant, urgent)
         return sent or await sends.send(by, payload, loss_tolerant, urgent)
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False, urgent: bool = False) -> Confirmation:
         self._check_thread()
         by, sends = self._by, self._sends
-        sent = sends.try_send(by, encode_event(event, sends.limits), loss_tolerant, urgent)
+        payload = encode_event(event, sends.limits)
+        if OPENTELEMETRY in modules:
+            payload = with_current_span(payload, sends.limits)
+        sent = sends.try_send(by, payload, loss_tolerant, urgent)
         if sent is None:
             raise GatewayFull(
                 f"{self.attempt}: {self.events_pending} events ({self.bytes_pending} bytes) are unconfirmed; "
@@ -677,7 +685,8 @@ class LiveGateways:
 
     def _encode(self, event: Any) -> bytes:
         self._check_thread()
-        return encode_event(event, self._table.limits)
+        payload = encode_event(event, self._table.limits)
+        return with_current_span(payload, self._table.limits) if OPENTELEMETRY in modules else payload
 
     def _all(self) -> list[AttemptSends]:
         return self._table.all() if self._by.may_act() else []

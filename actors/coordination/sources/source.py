@@ -37,7 +37,7 @@ from actors.coordination.statistics import SPLITS_SHOWN, SourceBacklog, SplitBac
 from actors.coordination.user_calls import Begun, call_each, in_turns
 from protocol.arguments import AT_LEAST_1, check_settings, checked
 from protocol.attempts import FailureKind, FailureReason
-from protocol.describing import describe, name_of, show
+from protocol.describing import describe, line, name_of, show
 from protocol.enumerations import CurrentEnumeration
 from protocol.errors import EventEncodeError
 from protocol.facts import StageLook
@@ -65,6 +65,8 @@ BACKLOG_BYTES_MAX = 2**20
 """What is kept of a reader's report of its backlog."""
 SPLIT_CHARS_MAX = 200
 """How much of the text of a split the status shows."""
+SPLIT_VALUES_SHOWN = 8
+"""A longer list is shown as Python writes it, and cut."""
 
 STATIC = "a static split enumerator"
 
@@ -373,7 +375,7 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
             pending if isinstance(pending, int) else None,
             in_hand,
             sum(amounts) if amounts else None,
-            tuple([SplitBacklog(subtask, show(split, SPLIT_CHARS_MAX), left) for subtask, split, left in largest]),
+            tuple([SplitBacklog(subtask, text_of_split(split), left) for subtask, split, left in largest]),
         )
 
     # --- what the enumerator's context does -----------------------------------------------------------------------
@@ -691,6 +693,19 @@ def _all_decoded(encoded: list[bytes]) -> Steps[list[Any]]:
         splits += map(decode_split, chunk)
         yield
     return splits
+
+
+def text_of_split(split: object, lists: int = 2) -> str:
+    """The split as people read it, in one line: the values of a list in a row, without Python's brackets and quotes.
+
+    ``lists``: how many lists it may be inside of each other. What nests deeper is shown as Python writes it.
+    """
+    if type(split) is str:
+        return line(split, SPLIT_CHARS_MAX)
+    values: tuple[object, ...] = tuple(split) if type(split) is list or type(split) is tuple else ()
+    if lists and 0 < len(values) <= SPLIT_VALUES_SHOWN:
+        return line(", ".join([text_of_split(one, lists - 1) for one in values]), SPLIT_CHARS_MAX)
+    return show(split, SPLIT_CHARS_MAX)
 
 
 def _refuse_unknown_past(look: StageLook) -> None:

@@ -22,7 +22,7 @@ from actors.coordination.sources.pending_splits import PendingSplits
 from actors.coordination.user_calls import Begun, in_turns
 from actors.threads import USER
 from protocol.arguments import AT_LEAST_1, POSITIVE, TEXT, checked, given
-from protocol.describing import show
+from protocol.describing import show, with_article
 from protocol.errors import RemoteProtocolError
 from protocol.kept_bytes import KeptBytes
 from protocol.source_events import SplitAt, encode_split
@@ -202,7 +202,7 @@ class PostgresSource(Source):
                 f"table {name} has no columns {missing}, only {list(found.types)}: correct key and columns"
             )
         if (type_ := found.types[self._key]) not in _KEY_TYPES:
-            raise ValueError(f"the key {self._key!r} is a {type_}: it must be one of {_KEY_TYPES}")
+            raise ValueError(f"the key {self._key!r} is {with_article(type_)}: it must be one of {_KEY_TYPES}")
         return found
 
     @cached_property

@@ -4,12 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pyspark.sql import SparkSession
 
@@ -19,20 +15,6 @@ from tests.spark.operators import Listening
 from tests.spark.script import Script
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
-
-_EXPORTER = InMemorySpanExporter()
-
-
-@pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    """The application's own tracer provider; there can be only one in a process."""
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(_EXPORTER))
-        trace.set_tracer_provider(provider)
-    _EXPORTER.clear()
-    yield _EXPORTER
-    _EXPORTER.clear()
 
 
 def id_of(span: ReadableSpan) -> int:
