@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.pages import PAGES, ROOT, Block, Reader, Terminal, check, named, programs
+from tests.release.environments import Environment, brought_by
 
+# All programs need the first of these; a page names what else it needs.
+EXTRAS = ("pyspark", "connect", "dataframe", "delta", "iceberg", "kafka", "postgres", "progress", "redis", "xgboost")
 # The variables that programs read, with the fixture that starts the server, and its attribute.
 SERVERS = {
     "CONNINFO": ("postgres", "conninfo"),
@@ -46,17 +48,10 @@ def test_what_a_page_says_is_printed_in_this_order_and_only_numbers_that_it_name
 
 @pytest.fixture(scope="module")
 def terminal(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    """A new environment with the wheel, and with the other packages of this one."""
-    folder = tmp_path_factory.mktemp("reader") / ".venv"
-    venv.create(folder, with_pip=True, symlinks=True)
-    python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=300)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    installed = next(path for path in sys.path if path.endswith("site-packages"))
-    (packages / "others.pth").write_text(installed + "\n", encoding="utf-8")
-    (folder / "bin" / "pytest").write_text(f'#!/bin/sh\nexec {python} -m pytest "$@"\n', encoding="utf-8")
-    (folder / "bin" / "pytest").chmod(0o755)
-    with Terminal(folder / "bin") as terminal:
+    """A terminal in an environment with the wheel, and with what the pages let a reader install."""
+    linked = brought_by(EXTRAS, "pytest", "pytest-asyncio")
+    installed = Environment(tmp_path_factory.mktemp("reader") / ".venv", wheel, linked=linked)
+    with Terminal(installed.folder / "bin") as terminal:
         yield terminal
 
 

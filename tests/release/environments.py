@@ -20,10 +20,12 @@ from packaging.utils import canonicalize_name
 from tests.release.__main__ import ROOT, run
 
 
-def brought_by(extras: Iterable[str]) -> set[str]:
-    """The distributions that pip installs for ``headgate[extras]``; of one that is missing here, without its needs."""
+def brought_by(extras: Iterable[str], *others: str) -> set[str]:
+    """The distributions that pip installs for ``headgate[extras]`` and ``others``; of one that is missing here, without
+    its needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    texts = project["dependencies"] + [text for extra in extras for text in project["optional-dependencies"][extra]]
+    of_extras = [text for extra in extras for text in project["optional-dependencies"][extra]]
+    texts = [*project["dependencies"], *of_extras, *others]
     waiting = [(Requirement(text), "") for text in texts]  # each with the extra that asks for it
     found: dict[str, set[str]] = {}  # with the extras of each
     while waiting:
@@ -62,7 +64,8 @@ class Environment:
     def _link_distribution(self, name: str) -> None:
         here = metadata.distribution(name)
         for top in {file.parts[0] for file in here.files or ()} - {"..", "__pycache__"}:
-            (self.packages / top).symlink_to(Path(str(here.locate_file(top))))
+            if not (self.packages / top).is_symlink():  # else distributions share a folder, such as google
+                (self.packages / top).symlink_to(Path(str(here.locate_file(top))))
 
     def link(self, folder: Path, *packages: str) -> None:
         """Put packages of this test's own environment into ``folder``, without their metadata."""
