@@ -167,7 +167,7 @@ class PlayedDriver:
 
     async def reading(self) -> dict[str, Any]:
         """What the coordinator has seen."""
-        reading: dict[str, Any] = await self.ask("request", [HONEST, "reading", PATIENCE_S, None])
+        reading: dict[str, Any] = await self.ask("request", [HONEST, "reading", PATIENCE_S, None, ""])
         return reading
 
     async def until_at_work(self, events: int = 10) -> None:
