@@ -566,7 +566,7 @@ def checked_names(kind: type[T]) -> type[T]:
                 raise _unknown(kind.__name__, name, value, names)
         make(*args, **kwargs)
 
-    kind.__init__ = call  # type: ignore[misc]
+    kind.__init__ = call  # type: ignore[method-assign]
     return kind
 
 
