@@ -8,6 +8,7 @@ import ast
 import linecache
 import sys
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from opcode import opmap
 from typing import Any
@@ -76,4 +77,6 @@ def _elsewhere(package: str, name: str) -> str:
         for other in _LAZY:
             if name in import_module(other).__all__:
                 return f": write 'from {other} import {name}'"
+        near = get_close_matches(name, import_module(package).__all__, n=1, cutoff=0.75)
+        return f": did you mean {near[0]}?" if near else ""
     return ""

@@ -24,9 +24,10 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import EnumMeta
 from functools import partial, wraps
 from itertools import chain, repeat
@@ -62,12 +63,13 @@ class Rule:
     """What is expected of a value, in addition to its type. ``expected`` completes "must be", in an error.
 
     ``accepts`` is only called with a number or a text that has the type; a path is a text. With ``is_type`` it judges
-    the type instead, of values whose class is not imported here.
+    the type instead, of values whose class is not imported here. ``advice`` ends the error of a value that is refused.
     """
 
     expected: str
     accepts: Callable[[Any], bool]
     is_type: bool = False
+    advice: Callable[[Any], str] | None = None
 
 
 def _is_label(value: str, chars_max: int = NAME_CHARS_MAX) -> bool:
@@ -352,7 +354,8 @@ class _Expected:
         elif self.rule in (POSITIVE, NOT_NEGATIVE, SECONDS, WAIT, FACTOR) and _is(value, int | float) and value > 0:
             expected += ", and finite"  # what else can be wrong with a positive one
         hint = None if self.rule is not None and self.rule.is_type else self.hint
-        return f"{self.name} must be {expected}, not {given(self.name, value, hint)}"
+        advice = self.rule.advice(value) if self.rule is not None and self.rule.advice is not None else ""
+        return f"{self.name} must be {expected}, not {given(self.name, value, hint)}{advice and ': '}{advice}"
 
 
 def _is_secret(name: str) -> bool:
@@ -538,16 +541,41 @@ def checked(**rules: Rule) -> Callable[[F], F]:
                     if value is not defaults.get(name, call):
                         kwargs[name] = expected[name].check(value)
                 elif name not in names and not takes_any:
-                    known = ", ".join(one for one in names if one not in ("self", "cls"))
-                    shown = f"{name}={given(name, value, None)}"
                     *owners, called = function.__qualname__.split(".")
                     called = owners[-1] if called == "__init__" else called
-                    raise TypeError(f"{called}() has no argument {name!r}, but was given {shown}: it has {known}")
+                    raise _unknown(called, name, value, [one for one in names if one not in ("self", "cls")])
             return function(*args, **kwargs)
 
         return cast("F", call)
 
     return decorate
+
+
+def checked_names(kind: type[T]) -> type[T]:
+    """Refuse an argument that a class of settings does not have, as ``checked`` does for functions.
+
+    ``check_fields`` checks the others. Raises ``TypeError``.
+    """
+    make: Any = kind.__init__
+    names = [name for name, one in getattr(kind, "__dataclass_fields__").items() if one.init]  # noqa: B009 - for mypy
+
+    @wraps(make)
+    def call(*args: Any, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            if name not in names:
+                raise _unknown(kind.__name__, name, value, names)
+        make(*args, **kwargs)
+
+    kind.__init__ = call  # type: ignore[method-assign]
+    return kind
+
+
+def _unknown(called: str, name: str, value: Any, known: Sequence[str]) -> TypeError:
+    near = get_close_matches(name, known, n=1)
+    return TypeError(
+        f"{called}() has no argument {name!r}, but was given {name}={given(name, value, None)}: it has "
+        f"{', '.join(known)}{f'. Did you mean {near[0]}?' if near else ''}"
+    )
 
 
 def moved(**places: str) -> Callable[[F], F]:

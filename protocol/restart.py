@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from protocol.arguments import FACTOR, WAIT, check_fields
+from protocol.arguments import FACTOR, WAIT, check_fields, checked_names
 
 
+@checked_names
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
     """Run again ``delay_s`` seconds after each failure, at most ``restarts_max`` times. None: without a limit."""
@@ -25,6 +26,7 @@ class FixedDelay:
         check_fields(self, delay_s=WAIT)
 
 
+@checked_names
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
     """Wait ``initial_s`` seconds after the first failure, then ``multiplier`` times longer each, up to ``maximum_s``.

@@ -78,6 +78,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
         ("FileSource", "write 'from headgate.sources import FileSource'"),
         ("RequestFailed", "write 'from headgate.errors import RequestFailed'"),
         ("Confirmation", "write 'from headgate.types import Confirmation'"),
+        ("Sidcar", r"did you mean Sidecar\?"),
     ],
 )
 def test_a_name_that_is_elsewhere_is_an_error_that_says_where(name: str, hint: str) -> None:

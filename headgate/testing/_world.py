@@ -71,7 +71,7 @@ from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.wire.messages import Refused, Register, RestoreMode
-from spark_bridge.primitives.chain import Chain, composed
+from spark_bridge.primitives.chain import COORDINATOR, Chain, composed
 from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.subtask.operator import SubtaskOperator, operator_factory
@@ -696,7 +696,9 @@ class _LedgerActor(Actor[LedgerInput]):
         self._deadline.arm(context, self._ledger.next_deadline(), now)
 
 
-@checked(parallelism=AT_LEAST_1, uses=USES, attempts_max=AT_LEAST_1, operator_id=NAME, seed=ANY)
+@checked(
+    coordinator=COORDINATOR, parallelism=AT_LEAST_1, uses=USES, attempts_max=AT_LEAST_1, operator_id=NAME, seed=ANY
+)
 @asynccontextmanager
 async def running_operator(
     coordinator: GivenCoordinator | Chain = OperatorCoordinator,

@@ -115,7 +115,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from protocol.arguments import AT_LEAST_1, check_fields
+from protocol.arguments import AT_LEAST_1, check_fields, checked_names
 from protocol.facts import EngineFact, TaskPlace
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
@@ -126,6 +126,7 @@ MODES = {int(mode): mode for mode in RestoreMode}
 """The modes that a registration may have, by number."""
 
 
+@checked_names
 @value
 class LedgerConfig:
     """How long Headgate waits for a fact before it asks Spark, and how often a subtask may be killed.

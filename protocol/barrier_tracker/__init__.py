@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from protocol.arguments import AT_LEAST_1, WAIT, check_fields
+from protocol.arguments import AT_LEAST_1, WAIT, check_fields, checked_names
 from protocol.attempts import (
     AttemptAccepted,
     OperatorReset,
@@ -31,6 +31,7 @@ from protocol.values import value
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 
 
+@checked_names
 @value
 class CheckpointConfig:
     """When and how checkpoints are taken. Times are in seconds.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from protocol.arguments import AT_LEAST_1, check_fields
+from protocol.arguments import AT_LEAST_1, check_fields, checked_names
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
@@ -60,6 +60,7 @@ HEARTBEAT_TIMEOUT_S = 1.0
 """For an interval that is given without a timeout."""
 
 
+@checked_names
 @value
 class GatewayLimits:
     """The timeouts and bounds of the gateway to one task. Times are in seconds, sizes in bytes.

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any
 
 from actors.coordination.engine.operator_config import METHOD_REPORT_S
-from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields, moved
+from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields, checked_names, moved
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
@@ -25,6 +25,7 @@ __all__ = ["Addresses", "SidecarConfig", "SidecarLimits", "StorageDetails", "Wat
 PASSWORD_PLACE = "give it in storage_details=StorageDetails(options=...)"
 
 
+@checked_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
     """How tasks, and the JVM of a Spark Connect server, reach a sidecar. Times are in seconds.
@@ -54,6 +55,7 @@ class Addresses:
         check_fields(self, advertised_host=HOST, advertised_port=PORT, relay_port=PORT)
 
 
+@checked_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageDetails:
     """What a sidecar keeps in its storage, and how it reaches it.
@@ -81,6 +83,7 @@ class StorageDetails:
             check_no_password(str(root), "savepoint_roots", PASSWORD_PLACE)
 
 
+@checked_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
     """What a sidecar shows and reports. Times are in seconds.
@@ -126,6 +129,7 @@ class Watching:
         check_status_access(self.status_host, self.status_port, self.status_token)
 
 
+@checked_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarLimits:
     """The times and sizes of a sidecar. Times are in seconds. ``GatewayLimits`` has those of one operator.
@@ -175,9 +179,14 @@ _GROUPS: Mapping[str, type] = {
 }
 
 
+_OF_COORDINATE = {
+    name: f"an argument of coordinate(), {name}=..." for name in ("checkpoint", "mode", "parallelism", "restore")
+}
+
+
 def _moved_into_groups() -> dict[str, str]:
     """Where the arguments are now that ``SidecarConfig`` had before it had groups."""
-    places = {"bind_host": "host=..."}
+    places = {"bind_host": "host=...", **_OF_COORDINATE}
     for group, kind in _GROUPS.items():
         for one in fields(kind):
             before = "storage_options" if kind is StorageDetails and one.name == "options" else one.name
@@ -186,6 +195,7 @@ def _moved_into_groups() -> dict[str, str]:
 
 
 @moved(**_moved_into_groups())
+@checked_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarConfig:
     """The settings of a sidecar. What fewer programs set is in four groups, each with its own class.

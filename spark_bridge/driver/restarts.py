@@ -22,7 +22,7 @@ from actors.coordination import CheckpointFailed
 from actors.logs import get_logger
 from protocol.describing import a_type, is_a, text_of, type_name
 from protocol.errors import NoRestart, RunRefused
-from protocol.restart import RestartBackoff, RestartStrategy
+from protocol.restart import NO_RESTART, RestartBackoff, RestartStrategy
 from spark_bridge.bridge.runs import why_worker_died
 from spark_bridge.common.errors import OperatorBroken, RestartsExhausted, SidecarError, SidecarNotRunning
 from spark_bridge.driver.interrupts import holding_interrupts
@@ -234,8 +234,9 @@ class Restarter:
         if delay_s is None:
             log.error("action failed, restarts exhausted", restarts=restarts, error=text)
             again = f" again after {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
+            strategy = "NO_RESTART" if self._strategy == NO_RESTART else self._strategy
             raise RestartsExhausted(
-                f"the action failed{again}, and {self._strategy} allows no {'more' if restarts else 'restart'}; the "
+                f"the action failed{again}, and {strategy} allows no {'more' if restarts else 'restart'}; the "
                 f"last failure was {text}{f': {why}' if why else ''}"
             ) from error
         log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text)

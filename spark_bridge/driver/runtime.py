@@ -73,7 +73,7 @@ from spark_bridge.observability.spark_ui import SparkTab, SparkTabActor, close_t
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.observability.status_server import LoopCaller, RecentStatus, StatusServer
 from spark_bridge.observability.trace import Tracing, start_tracing
-from spark_bridge.primitives.chain import Chain, Composed, composed
+from spark_bridge.primitives.chain import COORDINATOR, Chain, Composed, composed
 from spark_bridge.primitives.primitive import USES, Primitive
 from spark_bridge.server.connection import task_dialect
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
@@ -146,6 +146,15 @@ class _Call(Coroutine[Any, Any, Any]):
             f"{self._method}() was called without await, so its result with {name!r} is not here yet: "
             f"write `await {self._owner}.{self._method}(...)` at {self._at}"
         )
+
+    def _refuse(self, *given: Any) -> NoReturn:
+        self._told = True
+        raise TypeError(
+            f"{self._method}() was called without await, so its result is not here yet: "
+            f"write `await {self._owner}.{self._method}(...)` at {self._at}"
+        )
+
+    __bool__ = __contains__ = __getitem__ = __iter__ = __len__ = _refuse
 
     def __del__(self) -> None:
         if self._begun or sys.is_finalizing():
@@ -516,7 +525,7 @@ class SidecarRuntime(PartFactories):
         heartbeat_interval_s="gateway=GatewayLimits(heartbeat_interval_s=...)",
         heartbeat_timeout_s="gateway=GatewayLimits(heartbeat_timeout_s=...)",
     )
-    @checked(parallelism=AT_LEAST_1, uses=USES, restore=RESTORE)
+    @checked(coordinator=COORDINATOR, parallelism=AT_LEAST_1, uses=USES, restore=RESTORE)
     async def coordinate(
         self,
         operator_id: str,

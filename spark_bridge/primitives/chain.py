@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import iscoroutinefunction
-from typing import Any, Protocol
+from inspect import Parameter, iscoroutinefunction, signature
+from typing import Any, Never, Protocol
 
 from actors.coordination import GivenCoordinator, OperatorCoordinator, Parts, parts_of
 from actors.coordination.host.given import built_anew_or_kept
-from protocol.arguments import checked
+from protocol.arguments import Rule, checked
+from protocol.describing import class_name, name_of
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
 from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
@@ -54,6 +55,7 @@ class Chain:
 
 
 def chain(
+    *unnamed: Never,
     **stages: StageOperator | tuple[GivenCoordinator, StageOperator] | OperatorPair | TwoPhaseSink[Any],
 ) -> Chain:
     """Return a chain of operators that run in one task, each of which gets what the one before it yields.
@@ -81,6 +83,8 @@ def chain(
 
     Raises ``ValueError`` without stages or for an invalid name, and ``TypeError`` for anything else than a stage.
     """
+    if unnamed:
+        raise TypeError("the stages of a chain need names, by which checkpoints know them: chain(read=..., write=...)")
     if not stages:
         raise ValueError("a chain needs at least one stage: chain(source=..., transform=..., sink=...)")
     coordinators: dict[str, GivenCoordinator] = {}
@@ -120,6 +124,31 @@ def _halves_of_sink(sink: TwoPhaseSink[Any]) -> tuple[GivenCoordinator, StageOpe
     from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 
     return partial(TwoPhaseSinkCoordinator, sink), partial(TwoPhaseSinkOperator, sink)
+
+
+def _advice(given: Any) -> str:
+    """What to do with something that is not a coordinator."""
+    made_by = given.func if isinstance(given, partial) else given
+    kind = made_by if isinstance(made_by, type) else type(made_by)
+    if issubclass(kind, SubtaskOperator):
+        return "a SubtaskOperator goes to job.run or job.subtask"
+    if issubclass(kind, TwoPhaseSink):
+        return "wrap a sink in TwoPhaseSinkCoordinator(sink), or put it into a chain, chain(write=sink)"
+    if not isinstance(made_by, type):
+        is_pair = hasattr(kind, "coordinator") and hasattr(kind, "operator")  # calls no property
+        return "it has both halves, so put it into a chain, chain(read=...)" if is_pair else ""
+    if not issubclass(kind, OperatorCoordinator):
+        return f"derive {class_name(kind)} from OperatorCoordinator"
+    needed = [
+        name
+        for name, one in signature(given).parameters.items()
+        if one.default is Parameter.empty and one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
+    return f"{name_of(made_by)} needs arguments ({', '.join(needed)}): pass lambda: {name_of(made_by)}(...)"
+
+
+COORDINATOR = Rule("", lambda given: True, advice=_advice)
+"""What ``coordinate`` takes, by its annotation."""
 
 
 @dataclass(frozen=True)

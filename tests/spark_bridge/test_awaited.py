@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -102,6 +103,16 @@ async def test_what_is_asked_of_a_call_that_was_not_awaited_names_the_await_and_
         f"`await sidecar.coordinate(...)` at {__file__}:{line} in "
         "test_what_is_asked_of_a_call_that_was_not_awaited_names_the_await_and_the_line"
     )
+    assert logs == []  # it was told
+
+
+@pytest.mark.parametrize("use", [bool, len, list, lambda call: call[0], lambda call: 1 in call])
+async def test_a_use_of_a_call_that_was_not_awaited_names_the_await(use: Callable[[Any], object]) -> None:
+    call: Any = Runtime().coordinate("op")
+    with capture_logs() as logs, pytest.raises(TypeError, match=r"without await, .* write `await sidecar\.coordinate"):
+        use(call)
+    del call
+    gc.collect()
     assert logs == []  # it was told
 
 

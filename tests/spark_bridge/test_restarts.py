@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
-from protocol.restart import FixedDelay
+from protocol.restart import NO_RESTART, FixedDelay
 from spark_bridge.common.errors import RestartsExhausted
 from spark_bridge.driver.restarts import Restarter, run_blocking
 from spark_bridge.storage import StorageFenced
@@ -62,6 +62,13 @@ async def test_a_successful_action_is_done_when_its_output_is_committed() -> Non
     runs, restarter = await begun(FixedDelay())
     assert await restarter.succeeded() is None
     assert runs.settled == 1
+
+
+async def test_no_restart_is_named_as_the_user_writes_it() -> None:
+    runs, restarter = await begun(NO_RESTART)
+    runs.failed = 1
+    with pytest.raises(RestartsExhausted, match="the action failed, and NO_RESTART allows no restart; "):
+        await restarter.failed(RuntimeError("lost"))
 
 
 async def test_output_that_could_not_be_committed_is_produced_again() -> None:

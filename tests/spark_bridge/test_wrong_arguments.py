@@ -28,6 +28,7 @@ from headgate import (
     Addresses,
     CheckpointConfig,
     CheckpointFile,
+    ExponentialDelay,
     FixedDelay,
     GatewayLimits,
     LedgerConfig,
@@ -39,8 +40,11 @@ from headgate import (
     SidecarRuntime,
     StorageDetails,
     Watching,
+    chain,
 )
 from headgate.errors import CoordinatorStartError
+from headgate.sinks import FileSink
+from headgate.sources import FileSource
 from headgate.testing import RecordingCoordinator, running_operator
 from protocol.describing import type_name
 from protocol.wire.framing import WireLimits
@@ -213,6 +217,64 @@ def test_an_argument_that_does_not_exist_is_refused_with_those_that_do() -> None
         object.__new__(Sidecar).group("w", min=2)
     with pytest.raises(TypeError, match=r"^coordinate\(\) has no argument 'paralelism', but was given paralelism=2"):
         cast("Any", SidecarRuntime).coordinate(None, "words", paralelism=2)
+
+
+UNKNOWN: list[tuple[Any, str, str]] = [
+    (SidecarConfig, "storge", "storage"),
+    (Addresses, "relay_prt", "relay_port"),
+    (StorageDetails, "option", "options"),
+    (Watching, "status_prt", "status_port"),
+    (SidecarLimits, "start_timeout", "start_timeout_s"),
+    (CheckpointConfig, "interval", "interval_s"),
+    (GatewayLimits, "confirm_timeout", "confirm_timeout_s"),
+    (LedgerConfig, "attempts", "attempts_max"),
+    (FixedDelay, "restarts", "restarts_max"),
+    (ExponentialDelay, "maximum", "maximum_s"),
+]
+
+
+@pytest.mark.parametrize(("settings", "name", "near"), UNKNOWN)
+def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(settings: Any, name: str, near: str) -> None:
+    known = ", ".join(one.name for one in fields(settings) if one.init)
+    text = (
+        f"{settings.__name__}() has no argument '{name}', but was given {name}=3: it has {known}. Did you mean {near}?"
+    )
+    for make in (settings, partial(replace, settings())):
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            make(**{name: 3})
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "mode", "parallelism", "restore"])
+def test_an_argument_of_coordinate_is_refused_in_the_settings_with_its_place(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"{name} is now an argument of coordinate\(\), {name}=\.\.\.$"):
+        cast("Any", SidecarConfig)(**{name: 1})
+
+
+class NeedsLimit(OperatorCoordinator):
+    def __init__(self, limit: int, more: int = 0, *others: int) -> None:
+        """Need an argument."""
+
+
+ADVICE: dict[str, tuple[Any, str]] = {
+    "a class with arguments": (NeedsLimit, r"NeedsLimit needs arguments \(limit\): pass lambda: NeedsLimit\(\.\.\.\)"),
+    "another class": (Path, "derive Path from OperatorCoordinator"),
+    "an operator's class": (SubtaskOperator, r"a SubtaskOperator goes to job\.run or job\.subtask"),
+    "an operator": (SubtaskOperator(), r"a SubtaskOperator goes to job\.run or job\.subtask"),
+    "a sink": (FileSink("/tmp/x", name="w"), r"wrap a sink in TwoPhaseSinkCoordinator\(sink\)"),
+    "a source": (FileSource("/tmp/x"), r"it has both halves, so put it into a chain, chain\(read=\.\.\.\)"),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), ADVICE.values(), ids=ADVICE)
+def test_what_is_not_a_coordinator_is_refused_with_where_it_belongs(given: Any, says: str) -> None:
+    for call in (partial(cast("Any", SidecarRuntime).coordinate, None, "words"), running_operator):
+        with pytest.raises(TypeError, match=says):
+            call(coordinator=given, parallelism=1)
+
+
+def test_the_stages_of_a_chain_need_names() -> None:
+    with pytest.raises(TypeError, match=r"stages of a chain need names, .*: chain\(read=\.\.\., write=\.\.\.\)$"):
+        cast("Any", chain)(FileSource("/tmp/x"), FileSink("/tmp/y", name="w"))
 
 
 def test_a_word_that_is_not_one_of_the_choices_is_refused_with_the_choices_alone() -> None:
