@@ -22,6 +22,7 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
+from structlog.testing import capture_logs
 
 from headgate.sinks import FileSink
 from headgate.sources import FileSource
@@ -621,6 +622,35 @@ def test_a_path_at_which_there_is_nothing_is_refused_unless_files_come_later(tmp
     assert list(FileSource(missing, "json", discover_every_s=1.0).splits()) == []
     assert list(FileSource(f"{missing}/*.json").splits()) == []
     assert list(FileSource(str(tmp_path), "json").splits()) == [], "an empty folder may be right"
+
+
+@pytest.mark.parametrize(
+    ("place", "beside"),
+    [
+        ("in/*.json", ["'a.csv'", "'b.csv'", "'c.csv'"]),
+        ("in/**/*.json", ["'a.csv'", "'b.csv'", "'c.csv'"]),
+        ("empty", []),
+        ("gone/*.json", []),
+    ],
+)
+async def test_a_bounded_source_warns_once_if_it_finds_no_files_at_its_first_start(
+    tmp_path: Path, place: str, beside: list[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "in").mkdir()
+    for name in "abcd":
+        (tmp_path / "in" / f"{name}.csv").write_text("id\n1\n")
+    url = f"{tmp_path}/{place}"
+    first = FileSource(url, "json").enumerator(None)
+    state = await first.snapshot_state(1)
+    with capture_logs() as lines:
+        assert list(first._discover()) == []
+    expected = {"event": "bounded file source found no files", "log_level": "warning", "url": repr(url)}
+    assert [line for line in lines if line["log_level"] == "warning"] == [expected | {"other_names": beside}]
+    with capture_logs() as lines:  # later, and if files are expected, finding nothing is normal
+        assert list(FileSource(url, "json").enumerator(state)._discover()) == []
+        assert list(FileSource(url, "json", discover_every_s=1.0).enumerator(None)._discover()) == []
+    assert lines == []
 
 
 def test_a_filesystem_that_does_not_exist_or_is_not_installed_is_named_with_its_url() -> None:

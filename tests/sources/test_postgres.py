@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,6 +23,7 @@ from headgate.sinks import PostgresSink
 from headgate.sources import PostgresSource
 from headgate.testing import running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
+from spark_bridge.common import conninfo
 from spark_bridge.sources.errors import SourceBlocked, SourceUnreachable
 from spark_bridge.sources.postgres import driver
 from spark_bridge.sources.postgres.ranges import unpack_ranges
@@ -353,6 +355,28 @@ def test_a_server_that_cannot_be_reached_is_said_with_what_to_do(postgres: Postg
         list(wrong.ranges())
     with pytest.raises(ValueError, match=r"cannot understand conninfo: write 'host=db dbname=shop user=me'"):
         PostgresSource("hots=127.0.0.1", "src.t", "id").ranges().__next__()
+
+
+@pytest.mark.parametrize(
+    ("listens", "says"),
+    [(True, "did not answer in time: check that"), (False, "is not running: start it, or correct host and port")],
+)
+def test_a_server_that_does_not_answer_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, listens: bool, says: str
+) -> None:
+    monkeypatch.setattr(conninfo, "CONNECT_TIMEOUT_S", 2)  # the least that psycopg takes
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listens:
+            silent.listen()
+        port = silent.getsockname()[1]
+        where = f"host=127.0.0.1 port={port} user=me dbname=shop"
+        text = rf"PostgreSQL at 127\.0\.0\.1, port {port} {says}"
+        with pytest.raises(SourceUnreachable, match=text):
+            _ = PostgresSource(where, "src.t", "id").schema
+        with pytest.raises(psycopg.OperationalError, match=text):
+            PostgresSink(where, "src.t", ["id"])._table.connect()
 
 
 def test_changes_of_a_partitioned_table_come_under_its_name(postgres: Postgres, database: psycopg.Connection) -> None:

@@ -96,9 +96,12 @@ class SinkCommits:
                 'every row again: coordinate it with mode="streaming" to commit with checkpoints'
             )
         self._sink = self._of.name or context.operator_id
-        self._target = self._of.target
+        its = SinkCommitterContext(self._sink, context.operator_id, context.log)
+        if self._run_blocking is None:  # in a thread, because a ready-made sink imports its client, which takes seconds
+            self._target, self._committer = await USER.run(self._made, its)
+        else:
+            self._target, self._committer = self._made(its)
         self._ledger = SinkLedger(self._sink, self._target)
-        self._committer = self._of.committer(SinkCommitterContext(self._sink, context.operator_id, context.log))
         self._committer_made = True
         check_settings(self._committer, TwoPhaseCommitter)
         await self._run(self._committer.open)
@@ -108,6 +111,9 @@ class SinkCommits:
         # Only before this application's first attempt: a part that begins now looks like one of a dead driver.
         if context.store.put_if_absent(f"headgate/sink/{self._target}/{self._sink}", True) is None:
             await self._sweep(self._ledger.parts_of_earlier_applications)
+
+    def _made(self, its: SinkCommitterContext) -> tuple[str, TwoPhaseCommitter]:
+        return self._of.target, self._of.committer(its)
 
     async def prepared(self, subtask: int, attempt: int, event: Any) -> bool:
         """Handle ``event`` and return True if it is a list of this sink. For ``handle_event_from_operator``.

@@ -188,5 +188,5 @@ class TwoPhaseSink(Generic[Record_contra]):
         raise NotImplementedError(f"{type(self).__name__} must define writer(self, context)")
 
     def committer(self, context: SinkCommitterContext) -> TwoPhaseCommitter:
-        """Make the committer. Called on the driver; ``open`` follows."""
+        """Make the committer. Called on the driver, in a worker thread; ``open`` follows."""
         raise NotImplementedError(f"{type(self).__name__} must define committer(self, context)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
+from actors.logs import get_logger
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, Rule, checked
+from protocol.describing import show
 from spark_bridge.common.urls import check_absolute, filesystem_of
 from spark_bridge.sources.files.csv_files import check_csv_options
 from spark_bridge.sources.files.format import FileFormat
@@ -25,9 +28,13 @@ from spark_bridge.subtask.source import SplitReader
 if TYPE_CHECKING:
     import pyarrow
 
+log = get_logger("headgate.sources")
+
 ONE_CHARACTER = Rule("one character of ASCII", lambda value: len(value) == 1 and value.isascii() and value != "\0")
 FORGET_AFTER_S = 7 * 86_400.0
 """A week: a directory that is not mounted, or a listing that fails in part, looks as if its files were gone."""
+BESIDE_MAX = 3
+"""How many names of other files a warning shows."""
 _MARKS = "*?["
 _FORMAT_OF = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -161,8 +168,10 @@ class FileSource(Source):
         filesystem, root, pattern = self._opened()
         return str(filesystem.unstrip_protocol(_literal(root)[0] if pattern else root))
 
-    def _found(self) -> Iterator[list[Any]]:
+    def _found(self, first: bool = False) -> Iterator[list[Any]]:
         """Yield the files that exist now, each as one split, ``[path, start, end]``. Blocks.
+
+        ``first``: log a warning if there are none, and none are expected later. An empty input may be right.
 
         Raises ``FileNotFoundError`` if there is nothing at the URL, and no files are expected later.
         """
@@ -173,6 +182,13 @@ class FileSource(Source):
                 raise FileNotFoundError(
                     f"there is nothing at {self._url}: correct the path, or pass discover_every_s= if files come later"
                 )
+            if first:
+                beside: list[str] = []
+                with suppress(Exception):  # the folder may not be there, or not be listed
+                    folder = _literal(root)[0] or "/" if pattern else root
+                    names = sorted(str(path).rpartition("/")[2] for path in filesystem.ls(folder, detail=False))
+                    beside = [show(name, 80) for name in names[:BESIDE_MAX]]
+                log.warning("bounded file source found no files", url=show(self._url), other_names=beside)
         for path, size in files:
             yield [path, 0, size]
 
@@ -227,7 +243,7 @@ class FileSource(Source):
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
         return DiscoveringSplitEnumerator(
-            self._found,
+            partial(self._found, first=state is None),
             state,
             every_s=self._discover_every_s,
             key=lambda file: f"{file[0]}#0",  # as the first split of each file was known when each split had a key

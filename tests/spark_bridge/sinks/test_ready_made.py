@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -168,3 +169,23 @@ async def test_a_committer_that_cannot_be_opened_is_closed() -> None:  # H6
         await coordinator.start(a_driver())
     await coordinator.close()
     assert closed == [True]
+
+
+async def test_a_committer_is_made_outside_of_the_loop() -> None:
+    made_in: list[int] = []
+
+    class ImportingSink(MemorySink):
+        @property
+        def target(self) -> str:
+            made_in.append(get_ident())
+            return super().target
+
+        def committer(self, context: SinkCommitterContext) -> MemoryCommitter:
+            made_in.append(get_ident())
+            return super().committer(context)
+
+    coordinator = TwoPhaseSinkCoordinator(ImportingSink(Server(), "rows"))
+    await coordinator.start(a_driver())
+    await coordinator.close()
+    assert len(made_in) >= 2
+    assert get_ident() not in made_in
