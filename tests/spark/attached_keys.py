@@ -46,7 +46,7 @@ def keys_of_an_attached_job(
         try:
             wait_until(lambda: len(callbacks(sidecar, "ready")) == 2, "both tasks are ready")
             wait_until(lambda: sidecar.request(OPERATOR, "waiting") == 1, "the driver waits for an answer")
-            driver, *found = keys_in([os.getpid(), *others()], keys, names)
+            *found, driver = keys_in([*others(), os.getpid()], keys, names)
             with _held_in_a_handshake(sidecar, process):  # not for long: the driver's lease runs on
                 [beside] = keys_in([process.pid], keys, names)
         finally:

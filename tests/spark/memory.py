@@ -116,7 +116,10 @@ def _readable(pid: int) -> Iterator[tuple[int, int]]:
 def _search(pid: int, wanted: dict[str, set[bytes]]) -> set[str]:
     found: set[str] = set()
     longest = max(len(one) for notations in wanted.values() for one in notations)
-    descriptor = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    try:
+        descriptor = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    except FileNotFoundError:  # it has ended since it was named, as an idle worker of Spark does
+        return found
     try:
         for start, end in _readable(pid):
             for at in range(start, end, CHUNK_BYTES):
