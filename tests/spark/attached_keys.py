@@ -42,7 +42,7 @@ def keys_of_an_attached_job(
     keys = KeyRing(read_secret(process.secret_file))
     with ThreadPoolExecutor(2) as pool:
         job = pool.submit(sidecar.run, action)
-        asking = pool.submit(sidecar.request, OPERATOR, "wait", timeout_s=120.0)
+        asking = pool.submit(sidecar.request, OPERATOR, "wait", timeout_s=600.0)
         try:
             wait_until(lambda: len(callbacks(sidecar, "ready")) == 2, "both tasks are ready")
             wait_until(lambda: sidecar.request(OPERATOR, "waiting") == 1, "the driver waits for an answer")
