@@ -195,6 +195,7 @@ ANYTHING: dict[str, str] = {
     "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
     "OperatorHandle.run(operator)": "the same",
     "types.AsyncOperatorHandle.run(operator)": "the same",
+    "chain(unnamed)": "every stage needs a name, so whatever is given without one is refused",
     "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
     "actors.DirectActor.handle(context)": "a user overrides it, and Headgate calls it",
     "actors.ActorRef.ask(build)": "it is called immediately",

@@ -12,7 +12,7 @@ from typing import Any, Never, Protocol
 
 from actors.coordination import GivenCoordinator, OperatorCoordinator, Parts, parts_of
 from actors.coordination.host.given import built_anew_or_kept
-from protocol.arguments import Rule, checked
+from protocol.arguments import Rule, checked, given
 from protocol.describing import class_name, name_of
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
@@ -84,7 +84,10 @@ def chain(
     Raises ``ValueError`` without stages or for an invalid name, and ``TypeError`` for anything else than a stage.
     """
     if unnamed:
-        raise TypeError("the stages of a chain need names, by which checkpoints know them: chain(read=..., write=...)")
+        raise TypeError(
+            f"chain() was given {given('unnamed', unnamed[0], None)} as an unnamed stage: the stages of a chain need "
+            "names, by which checkpoints know them: chain(read=..., write=...)"
+        )
     if not stages:
         raise ValueError("a chain needs at least one stage: chain(source=..., transform=..., sink=...)")
     coordinators: dict[str, GivenCoordinator] = {}
@@ -126,9 +129,9 @@ def _halves_of_sink(sink: TwoPhaseSink[Any]) -> tuple[GivenCoordinator, StageOpe
     return partial(TwoPhaseSinkCoordinator, sink), partial(TwoPhaseSinkOperator, sink)
 
 
-def _advice(given: Any) -> str:
+def _advice(value: Any) -> str:
     """What to do with something that is not a coordinator."""
-    made_by = given.func if isinstance(given, partial) else given
+    made_by = value.func if isinstance(value, partial) else value
     kind = made_by if isinstance(made_by, type) else type(made_by)
     if issubclass(kind, SubtaskOperator):
         return "a SubtaskOperator goes to job.run or job.subtask"
@@ -141,7 +144,7 @@ def _advice(given: Any) -> str:
         return f"derive {class_name(kind)} from OperatorCoordinator"
     needed = [
         name
-        for name, one in signature(given).parameters.items()
+        for name, one in signature(value).parameters.items()
         if one.default is Parameter.empty and one.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     ]
     return f"{name_of(made_by)} needs arguments ({', '.join(needed)}): pass lambda: {name_of(made_by)}(...)"
