@@ -166,7 +166,7 @@ class NameTaken(ActorError):
 class SystemNotRunning(ActorError):
     """The actor system has not been entered, is shutting down, or has ended.
 
-    Use it inside of its ``async with`` block.
+    Use it inside its ``async with`` block.
     """
 
     def __init__(

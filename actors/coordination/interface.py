@@ -211,7 +211,7 @@ class OperatorCoordinator(Generic[Received, Sent]):
 
         How many requests of an attempt may be open is bounded by ``GatewayLimits.upward_events_max``. A request from a
         restored checkpoint comes here too. Its answer is dropped, because nothing waits for it. If the task asked
-        inside of a span of OpenTelemetry, that span is the current one here, as in the methods for events and for the
+        inside a span of OpenTelemetry, that span is the current one here, as in the methods for events and for the
         driver's requests, provided that this process has imported ``opentelemetry.trace``.
 
         Args:

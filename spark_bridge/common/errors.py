@@ -13,7 +13,7 @@ class SidecarError(HeadgateError):
 
 
 class SidecarNotRunning(SidecarError):
-    """The sidecar has not been entered yet, or has been closed. Use it inside of its ``with`` block."""
+    """The sidecar has not been entered yet, or has been closed. Use it inside its ``with`` block."""
 
 
 class CoordinatorStartError(SidecarError):

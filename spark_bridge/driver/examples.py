@@ -90,5 +90,5 @@ def _listed(examples: dict[str, Path]) -> str:
     table = "".join(f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}\n" for row in rows)
     return (
         f"{table}\nheadgate example NAME prints one, and headgate example NAME --run runs it.\n"
-        "What it needs are extras: pip install 'headgate[pyspark]'\n"
+        "NEEDS names the extras to install: pip install 'headgate[pyspark]'\n"
     )

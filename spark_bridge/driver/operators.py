@@ -711,7 +711,7 @@ def _explained(watch: CallWatch) -> Iterator[None]:
         yield
     except AskTimeout as error:
         detail = watch.describe() or "nothing says what it waits for"
-        detail += "; sidecar.explain() says who waits for whom, and a longer timeout_s gives it more time"
+        detail += "; sidecar.explain() says who waits for whom"
         raise AskTimeout(error.actor, error.message_type, error.timeout_s, detail) from error
 
 

@@ -141,16 +141,15 @@ class _Call(Coroutine[Any, Any, Any]):
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith(("_", "cr_", "gi_")):  # asked for by tools, which expect to be refused
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._told = True
-        raise AttributeError(
-            f"{self._method}() was called without await, so its result with {name!r} is not here yet: "
-            f"write `await {self._owner}.{self._method}(...)` at {self._at}"
-        )
+        raise AttributeError(self._without_await(f"its result with {name!r}"))
 
     def _refuse(self, *given: Any) -> NoReturn:
+        raise TypeError(self._without_await("its result"))
+
+    def _without_await(self, missing: str) -> str:
         self._told = True
-        raise TypeError(
-            f"{self._method}() was called without await, so its result is not here yet: "
+        return (
+            f"{self._method}() was called without await, so {missing} is not here yet: "
             f"write `await {self._owner}.{self._method}(...)` at {self._at}"
         )
 

@@ -150,7 +150,7 @@ def _advice(value: Any) -> str:
     return f"{name_of(made_by)} needs arguments ({', '.join(needed)}): pass lambda: {name_of(made_by)}(...)"
 
 
-COORDINATOR = Rule("", lambda given: True, advice=_advice)
+COORDINATOR = Rule("", lambda _: True, advice=_advice)
 """What ``coordinate`` takes, by its annotation."""
 
 

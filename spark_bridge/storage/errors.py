@@ -18,7 +18,7 @@ class StorageFenced(StorageError):
     """A later application has taken over the storage, or may have, because this one's marker was deleted.
 
     This application must end without cleaning up. If a checkpoint was being stored at that moment, the later
-    application decides whether it counts. Give each application its own directory.
+    application decides whether it counts. Never run two applications on one directory at the same time.
     """
 
 

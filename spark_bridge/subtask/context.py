@@ -140,7 +140,7 @@ class SubtaskContext(Generic[Sent_contra]):
     thread, on which the operator runs. Everything raises
     ``AttemptOver`` once the attempt is over: killed, superseded, or without a connection for too long. Let that
     exception pass; Spark ends the task. Do not use the context in or after ``SubtaskOperator.close``: sending there
-    raises ``LocalProtocolError`` or ``AttemptOver``. What is sent inside of a span of OpenTelemetry is handled by the
+    raises ``LocalProtocolError`` or ``AttemptOver``. What is sent inside a span of OpenTelemetry is handled by the
     coordinator with that span as the current one.
 
     Attributes:

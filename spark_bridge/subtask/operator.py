@@ -98,7 +98,7 @@ class SubtaskOperator(Generic[Received, Sent]):
         """Handle one event of the coordinator. Each arrives once, in the order in which the coordinator sent them.
 
         The default drops it. The driver counts dropped events, and logs one warning when a run ends or a checkpoint
-        completes. If the coordinator sent the event inside of a span of OpenTelemetry, that span is the current one
+        completes. If the coordinator sent the event inside a span of OpenTelemetry, that span is the current one
         here, and in ``handle_urgent``, provided that the task has imported ``opentelemetry.trace``.
         """
 

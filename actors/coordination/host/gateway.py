@@ -126,7 +126,7 @@ class SubtaskGateway(Protocol[Sent_contra]):
 
     Use it on the event loop only. Another thread calls ``CoordinatorContext.call_soon_threadsafe`` first. The events of
     one gateway arrive in the order in which they were sent, each once. Inside ``subtask_failed`` and later the attempt
-    is over, and whatever is sent fails immediately with ``AttemptOver``. What is sent inside of a span of OpenTelemetry
+    is over, and whatever is sent fails immediately with ``AttemptOver``. What is sent inside a span of OpenTelemetry
     is handled by the operator with that span as the current one.
     """
 

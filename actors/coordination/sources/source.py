@@ -698,7 +698,7 @@ def _all_decoded(encoded: list[bytes]) -> Steps[list[Any]]:
 def text_of_split(split: object, lists: int = 2) -> str:
     """The split as people read it, in one line: the values of a list in a row, without Python's brackets and quotes.
 
-    ``lists``: how many lists it may be inside of each other. What nests deeper is shown as Python writes it.
+    ``lists``: how many levels of lists are opened. What nests deeper is shown as Python writes it.
     """
     if type(split) is str:
         return line(split, SPLIT_CHARS_MAX)

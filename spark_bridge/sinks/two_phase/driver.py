@@ -97,7 +97,9 @@ class SinkCommits:
             )
         self._sink = self._of.name or context.operator_id
         its = SinkCommitterContext(self._sink, context.operator_id, context.log)
-        if self._run_blocking is None:  # in a thread, because a ready-made sink imports its client, which takes seconds
+        # In a thread, because a ready-made sink imports its client, which takes seconds. `run_blocking` plays faults,
+        # and those of a committer begin with its `open`.
+        if self._run_blocking is None:
             self._target, self._committer = await USER.run(self._made, its)
         else:
             self._target, self._committer = self._made(its)

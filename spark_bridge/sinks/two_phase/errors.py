@@ -28,7 +28,7 @@ class SinkBroken(HeadgateError, RuntimeError):
 class SinkCommitFailed(HeadgateError, RuntimeError):
     """Prepared parts could not be committed, even after several tries. The last failure is chained as the cause.
 
-    Run the job again when the target takes commits: they are still prepared.
+    The parts are still prepared: run the job again when the target takes commits.
     """
 
 
