@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import compress, islice
 from typing import Any, NamedTuple
@@ -131,6 +131,7 @@ class OperatorStatistics:
     sources: Callable[[], dict[str, SourceBacklog]] = dict  # of each source among its coordinators, by its name
     counters: Callable[[], list[Any]] = lambda: [{}, {}]  # what the tasks have counted: sums, distributions
     counter_totals: Callable[[], dict[str, int | float]] = dict  # the same in short, which costs little
+    part_figures: Callable[[], Mapping[str, Mapping[str, float]]] = dict  # of each ready-made part, by its name
 
     @property
     def failures(self) -> int:

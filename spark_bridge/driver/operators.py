@@ -70,7 +70,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.observability.collector import ObservedOperator
 from spark_bridge.observability.journal import Journal
-from spark_bridge.primitives.counters.driver import CountersCoordinator
+from spark_bridge.primitives.chain import Composed
 from spark_bridge.storage import (
     CheckpointInfo,
     Restore,
@@ -227,11 +227,11 @@ class Operators:
         config: OperatorConfig,
         parts: Parts,
         restore: Restore,
-        counters: CountersCoordinator | None = None,
+        composed: Composed | None = None,
     ) -> Operator:
         """Restore its checkpoint, if any, start the coordinator, and accept its tasks from now on.
 
-        ``counters``, of one of the parts, is for the statistics.
+        ``composed`` has these parts, and what the statistics show of the ready-made ones.
         """
         operator_id = config.operator_id
         if self.fenced is not None:
@@ -247,8 +247,10 @@ class Operators:
         statistics = OperatorStatistics(
             operator_id, splits=partial(_splits_of, parts), sources=partial(_backlogs_of, parts)
         )
-        if counters is not None:
+        if composed is not None:
+            counters = composed.counters
             statistics.counters, statistics.counter_totals = counters.sums, counters.totals
+            statistics.part_figures = composed.figures
         ports = self._ports(operator_id, port)
         tracker_ref = self._system.spawn(
             lambda: BarrierTrackerActor(parts, config, ports, statistics),

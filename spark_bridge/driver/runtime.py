@@ -600,7 +600,7 @@ class SidecarRuntime(PartFactories):
     async def _add(self, config: OperatorConfig, parts: Composed, restore: Restore) -> AsyncOperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
-        operator = await self._operators.add(config, parts.parts, restore, parts.counters)
+        operator = await self._operators.add(config, parts.parts, restore, parts)
         host, port = self._server.address
         endpoint = TaskEndpoint(
             host,

@@ -210,6 +210,7 @@ class StatusCollector:
             timeline=tuple(journal.timeline),
             counters=self._shown("counters", statistics.counter_totals) or {},
             sources=self._shown("sources", lambda: _by_stage(statistics.sources())) or {},
+            parts=self._shown("parts", lambda: _figures_of_parts(statistics)) or {},
             jobs_of_last_action=journal.jobs.count,
         )
 
@@ -308,6 +309,10 @@ def _attempt(view: AttemptView, gateway: GatewayView | None, epoch: float) -> At
         None if gateway.requested_at is None else epoch + gateway.requested_at,
         None if gateway.deferred_at is None else epoch + gateway.deferred_at,
     )
+
+
+def _figures_of_parts(statistics: OperatorStatistics) -> dict[str, Mapping[str, float]]:
+    return {name: dict(figures) for name, figures in statistics.part_figures().items()}
 
 
 def _by_stage(backlogs: Mapping[str, SourceBacklog]) -> dict[str, SourceStatus]:

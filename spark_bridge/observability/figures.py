@@ -216,6 +216,15 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         "backlog",
         "What is not read yet in all these splits, in the units of the readers; missing if it is not reported.",
     ),
+    _labelled(
+        "part",
+        "gauge",
+        ("part", "figure"),
+        "The figures of the ready-made parts that the operator uses; each part's documentation names them.",
+        lambda operator: [
+            ((name, figure), value) for name, part in operator.status.parts.items() for figure, value in part.items()
+        ],
+    ),
     _gauge("buffered_bytes", "bytes", "The size of all these events together."),
     _count("runs_total", "runs", "Runs that have ended."),
     _count("attempts_accepted_total", "attempts", "Attempts that were accepted."),

@@ -129,6 +129,11 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
             [name[:TEXT_MAX], _number(value)] for name, value in sorted(operator.counters.items())[:COUNTERS_SHOWN]
         ],
         "sources": [[name[:TEXT_MAX], *one] for name, one in operator.sources.items()],
+        "parts": [
+            [name[:TEXT_MAX], figure, _number(value)]
+            for name, part in sorted(operator.parts.items())[:COUNTERS_SHOWN]
+            for figure, value in part.items()
+        ],
         "rates": [
             round(one, 2) for one in (operator.events_up_per_s, operator.events_down_per_s, operator.requests_per_s)
         ],

@@ -244,6 +244,8 @@ class OperatorStatus:
     hold. ``timeline``: the most recent steps of this run and those before it, newest last. ``counters``: what the tasks
     have counted, and how many values they have observed, for each name; ``handle.counters()`` has the distributions.
     ``sources`` has the backlog of each source, by the name of the stage; the name is empty if there are no stages.
+    ``parts`` has the figures of the ready-made parts that have some, such as how full a cache is, by the names of the
+    part and of the figure. A part that several operators share has the same figures in each.
     ``jobs_of_last_action``: how many jobs ``take`` or a similar action has made of the last action, each of which is a
     run over some of the subtasks; 0 or 1 for any other action.
     """
@@ -273,6 +275,7 @@ class OperatorStatus:
     timeline: tuple[TimelineRecord, ...] = ()
     counters: Mapping[str, int | float] = field(default_factory=dict)
     sources: Mapping[str, SourceStatus] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, int | float]] = field(default_factory=dict)
     jobs_of_last_action: int = 0
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:

@@ -156,7 +156,7 @@ COORDINATOR = Rule("", lambda _: True, advice=_advice)
 
 @dataclass(frozen=True)
 class Composed:
-    """An operator with its parts: those of the driver, what makes those in its tasks, and its counters.
+    """An operator with its parts: those of the driver, what makes those in its tasks, its counters, and what it uses.
 
     ``stages`` are the names of a chain's; empty if there is no chain.
     """
@@ -164,7 +164,12 @@ class Composed:
     parts: Parts
     task_parts: Mapping[str, Callable[[], SubtaskOperator]]
     counters: CountersCoordinator
+    used: Mapping[str, Primitive]
     stages: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, Mapping[str, float]]:
+        """Return the figures of each ready-made part that has some, by its name."""
+        return {name: figures for name, part in self.used.items() if (figures := part.figures())}
 
 
 @checked(uses=USES)
@@ -186,7 +191,7 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
     coordinators = {COUNTERS: counters, **{name: part.coordinator(operator_id) for name, part in named.items()}}
     task_parts = {**PARTS_OF_ALL, **{name: part.task_part() for name, part in named.items()}}
     if not isinstance(given, Chain):
-        return Composed(parts_of(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters)
+        return Composed(parts_of(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters, named)
     of_stages = {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
     parts = parts_of(None, {**coordinators, **of_stages}, given.stages, outside)
-    return Composed(parts, {**task_parts, **stages}, counters, given.stages)
+    return Composed(parts, {**task_parts, **stages}, counters, named, given.stages)

@@ -80,6 +80,14 @@ class Primitive(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}>"
 
+    def figures(self) -> Mapping[str, float]:
+        """Return what a status shows of this part: numbers by their names, which are few and fixed.
+
+        Names are like ``entries``; a unit comes last (``bytes``), and what only grows ends with ``_total``. It is
+        called on the sidecar's loop, for each status, so it must be cheap.
+        """
+        return {}
+
     @abstractmethod
     def coordinator(self, operator_id: str) -> OperatorCoordinator:
         """Return a new coordinator's half, for one operator."""

@@ -560,7 +560,7 @@ class PartInTask:
         )
 
 
-ON_DRIVER = frozenset({"coordinator", "name", "outside_checkpoints", "task_part"})
+ON_DRIVER = frozenset({"coordinator", "figures", "name", "outside_checkpoints", "task_part"})
 """Names that no part has in tasks."""
 
 

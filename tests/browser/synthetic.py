@@ -177,6 +177,7 @@ def an_eventful_one(name: str = "crawl", *, stuck: bool = False, at: float = NOW
             )
         },
         counters={"pages fetched": 48_211, "bytes": 10_500_000.5},
+        parts={"geocode": {"hit_share": 0.955, "entries": 48_211}, "usd": {"spent": 12.5}},
         checkpoint_history=tuple(history),
         failures=(FailureRecord(at - 34, 1, 1, "failed", "ValueError: page 17 cannot be read"),),
         last_completed_checkpoint_id=10,

@@ -187,6 +187,17 @@ def test_the_largest_splits_of_a_source_are_shown_with_what_is_left(serve: Serve
     ]
 
 
+def test_the_figures_of_ready_made_parts_are_shown(serve: Serve, visit: NewVisit) -> None:
+    seen = visit(serve(eventful).url + "#/operator/crawl")
+    seen.until(LIVE)
+    rows = seen.page.get_by_label("Ready-made parts").locator("tr").all_inner_texts()
+    assert [row.split("\t") for row in rows[1:]] == [
+        ["geocode", "hit share", "0.9550"],
+        ["geocode", "entries", "48,211"],
+        ["usd", "spent", "12.50"],
+    ]
+
+
 def test_the_mouse_chooses_a_subtask_and_names_the_one_under_it(serve: Serve, visit: NewVisit) -> None:
     server = serve(eventful)
     seen = visit(server.url + "#/operator/crawl")
@@ -287,6 +298,7 @@ def full_of(text: str, at: float) -> SidecarStatus:
         checkpoint_history=tuple(one._replace(reason=text) for one in operator.checkpoint_history),
         timeline=tuple(one._replace(text=text) for one in operator.timeline),
         counters={**{name: number for name, (number, _) in NUMBERS.items()}, text: 1},
+        parts={text: {name: number for name, (number, _) in NUMBERS.items()}},
         sources={text: SourceStatus(2**70, 1, 2**70, (SplitStatus(0, text[:1000], 2**70),))},
         call=CallStatus(text, 7.0, text),
     )

@@ -124,6 +124,11 @@
     return whole.format(typeof value === "string" && /^-?\d+$/.test(value) ? BigInt(value) : value);
   }
 
+  // A share or an amount of money, which has decimals, beside counts.
+  function figureText(value) {
+    return typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : number(value);
+  }
+
   function rate(value) {
     return value > 0 && value < 99.95 ? value.toFixed(1) : number(value);
   }
@@ -429,6 +434,7 @@
     const lives = timeline();
     const latencies = latencyTable();
     const counters = table("Counters", [["Counter"], ["Sum of all tasks", "hg-number"]]);
+    const used = table("Ready-made parts", [["Part"], ["Figure"], ["Value", "hg-number"]]);
     const sources = table("Sources", [
       ["Stage"], ["Splits not handed out", "hg-number"], ["Splits in tasks", "hg-number"], ["Backlog", "hg-number"],
     ]);
@@ -448,6 +454,7 @@
       timeline: section("Timeline", "", lives.node),
       latencies: section("Latencies", "p50 · p99 · p99.9; the histogram, with a line for each of them, is since the operator was coordinated", latencies.node),
       counters: section("Counters", "what the tasks count with context.count, and how many values they observe", counters.frame),
+      used: section("Ready-made parts", "the figures of a part that several operators share are those of all of them", used.frame),
       sources: section("Sources", "what is not read yet; the backlog is in the units of the readers, bytes for files", sources.frame, splits.frame),
       checkpoints: section("Checkpoints", "", el("div", {class: "hg-keys"}, phases), checkpoints.frame),
       failures: section("Recent failures", "", failures.frame),
@@ -486,6 +493,10 @@
         latencies.update(operator);
         show(parts.counters.node, operator.counters.length > 0);
         setRows(counters.body, operator.counters.map(([name, value]) => [{text: name, head: true}, {text: number(value), kind: "hg-number"}]), "Nothing is counted.");
+        show(parts.used.node, operator.parts.length > 0);
+        setRows(used.body, operator.parts.map(([name, figure, value]) => [
+          {text: name, head: true}, {text: figure.replaceAll("_", " ")}, {text: figureText(value), kind: "hg-number"},
+        ]), "No figures.");
         show(parts.sources.node, operator.sources.length > 0);
         setRows(sources.body, operator.sources.map(([name, pending, inHand, backlog]) => [
           {text: name || operator.name, head: true},

@@ -75,6 +75,9 @@ class Permits(PermitsInTask, Primitive):
         For any thread."""
         return self._desk.book.in_use
 
+    def figures(self) -> dict[str, float]:
+        return {"in_use": self.in_use}
+
     def coordinator(self, operator_id: str) -> OperatorCoordinator:
         return _Coordinator(self._name, self._desk, operator_id)
 

@@ -150,6 +150,9 @@ class SharedValue(SharedValueInTask[T], Primitive):
                 )
         return newest.number
 
+    def figures(self) -> dict[str, float]:
+        return {"version": self.version}
+
     def coordinator(self, operator_id: str) -> OperatorCoordinator:
         return _Coordinator(self, operator_id)
 

@@ -59,6 +59,7 @@ def test_tasks_have_new_values_while_they_compute_and_the_program_knows_it(spark
             time.sleep(0.02)
         for limit in range(1, 6):
             assert rules.set({"end": False, "limit": limit}, wait="all") == limit + 1
+        assert sidecar.status().operators["compute"].parts == {"rules": {"version": 6}}
         rules.update(lambda value: {**value, "end": True})
         action.join(60)
         assert not action.is_alive()

@@ -39,6 +39,7 @@ def busy() -> SidecarStatus:
         call=CallStatus("handle_request(subtask=1)", 40.0, "crawl.py:31"),
         queued=5,
         sources={"read": SourceStatus(7, 3, 4096)},
+        parts={"geocode": {"hit_share": 0.75}},
         attempts=(
             attempt(0, events_unconfirmed=2, unconfirmed_since_at=NOW - 1.5, events_held=1, bytes=100),
             attempt(
@@ -95,7 +96,10 @@ def test_labels_are_bounded_whatever_the_parallelism() -> None:
 
     assert series(4) == series(1000) < 120
     labels = {label for family in FAMILIES for label in family.labels}
-    assert labels == {"operator", "state", "kind", "outcome", "phase", "mode", "relay", "tls", "stage", "display"}
+    of_parts = {"part", "figure"}
+    assert labels == of_parts | {
+        "operator", "state", "kind", "outcome", "phase", "mode", "relay", "tls", "stage", "display"
+    }  # fmt: skip
 
 
 def test_every_count_of_the_status_is_a_figure() -> None:

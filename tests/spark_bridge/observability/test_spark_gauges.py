@@ -15,7 +15,8 @@ from tests.spark_bridge.observability.statuses import attempt, operator, sidecar
 def test_every_figure_is_a_gauge_under_its_operator() -> None:
     ever, minute = Percentiles(9000.0, 9000.0, 9000.0), Percentiles(250.0, 900.0, 2000.0)
     confirm, sources = LatencyStatus(3, ever, minute), {"": SourceStatus(7, 3, 4096)}
-    found = gauges(sidecar(operator(confirm=confirm, sources=sources), display_failures={"trace": 3}))
+    one = operator(confirm=confirm, sources=sources, parts={"geo.code": {"entries": 9}})
+    found = gauges(sidecar(one, display_failures={"trace": 3}))
     for family in FAMILIES:
         head = "headgate.crawl" if "operator" in family.labels else "headgate"
         if family.name not in ("run_start_time_seconds", "last_checkpoint_id") and "last_" not in family.name:
@@ -25,6 +26,7 @@ def test_every_figure_is_a_gauge_under_its_operator() -> None:
     assert found["headgate.crawl.event_confirm_seconds.count"] == 3
     assert "headgate.crawl.request_seconds.p99" not in found
     assert found["headgate.crawl.source_backlog.crawl"] == 4096, "a source without stages has the operator's name"
+    assert found["headgate.crawl.part.geo_code.entries"] == 9
     assert found["headgate.operators"] == 1
     assert found["headgate.display_failures_total.trace"] == 3
     assert found["headgate.sidecar_info.jvm.false"] == 1

@@ -101,6 +101,7 @@ def hostile(number: Any, text: str) -> SidecarStatus:
         operator_id=text,
         attempts=(attempt(0, host=text, executor_id=text), attempt(1)),
         counters={text or "n": number, "other": number},
+        parts={text: {"spent": number}},
         sources={text: SourceStatus(number, 1, number, (SplitStatus(0, text, number),))},
         failures=(FailureRecord(NOW, 0, 0, "failed", text),),
         timeline=(TimelineRecord(NOW, "run ended", None, None, text),),
@@ -160,6 +161,7 @@ def test_prometheus_can_read_the_figures(accept: str, number: Any, text: str) ->
     found = {sample.name: sample for family in parse(body) for sample in family.samples}
     assert found["headgate_operators"].value == 1
     assert "headgate_source_backlog" in found
+    assert found["headgate_part"].labels["figure"] == "spent"
     assert found["headgate_display_failures_total"].labels == {"display": "trace"}
 
 
