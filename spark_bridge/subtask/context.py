@@ -9,6 +9,7 @@ only afterwards, and no item is handled while another one is. ``Calls`` knows wh
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from copy import copy
@@ -395,3 +396,14 @@ def inner_context(context: SubtaskContext[Any], index: int) -> SubtaskContext[An
     inner = copy(context)
     inner._way = (index, *context._way)
     return inner
+
+
+def refuse_on_loop(blocking: str, awaitable: str) -> None:
+    """Raise ``LocalProtocolError`` if an asyncio loop runs on this thread, where ``blocking`` would stop it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise LocalProtocolError(
+        f"{blocking} would stop all coroutines of this thread's event loop while it waits: use {awaitable} instead"
+    )

@@ -427,8 +427,8 @@ class Line:
 
     def request(self, request: Any, timeout_s: float) -> float | None:
         self._fail("request", "before")
-        _, number, needs_slot, left_s = request
-        effects = self.book.ask(Ticket(self.asker, number), needs_slot, self.time + left_s, self.time)
+        _, number, needs_slot, left_s, weight = request
+        effects = self.book.ask(Ticket(self.asker, number), needs_slot, self.time + left_s, self.time, weight)
         self.book.check_invariants()
         self._fail("request", "after")
         if not effects:
@@ -448,6 +448,8 @@ class Line:
                 self.book.give_up(Ticket(self.asker, number), self.time)
             case ["release", numbers]:
                 self.book.release(self.asker, numbers, self.time)
+            case ["correct", number, before, after]:
+                self.book.correct(Ticket(self.asker, number), before, after, self.time)
             case ["more", most]:
                 self.part.handle_event(["permits", self.book.take_ahead(self.asker, most, self.time)])
         self.book.check_invariants()
@@ -458,8 +460,8 @@ class Line:
 
 
 def a_task(book: PermitBook, *, ahead: bool = False) -> tuple[PermitsPart, Line]:
-    rate, users = book._schedule is not None, book._slots > 0
-    part = PermitsPart("api", rate, users, ahead)
+    burst = 0 if book._schedule is None else 1_000
+    part = PermitsPart("api", burst, book._slots > 0, ahead)
     line = Line(book)
     line.part = part
     open_alone(part, line)
@@ -479,7 +481,7 @@ def test_whatever_ends_a_wait_gives_back_what_was_reserved(
     book = PermitBook(per_s, 1, slots)
     part, line = a_task(book)
     if per_s is not None:
-        part.acquire(10.0)
+        part.acquire(1, 10.0)
         if slots:
             part.release()
             part.handle_event(["contended", 1, True])  # so that it asks for the next slot too
@@ -487,7 +489,7 @@ def test_whatever_ends_a_wait_gives_back_what_was_reserved(
         return  # nothing sleeps without a rate
     line.fails[where[0]] = where[1], end
     with pytest.raises(type(end) if not isinstance(end, TimedOut) else TimedOut):
-        part.acquire(10.0)
+        part.acquire(1, 10.0)
     assert book.in_use == 0
     (effect,) = book.ask(Ticket(B, 1), slots > 0, inf, line.time)
     assert isinstance(effect, Grant)
@@ -500,12 +502,12 @@ def test_whatever_ends_a_wait_gives_back_what_was_reserved(
 def test_a_slot_that_is_kept_stays_kept_if_the_rate_comes_too_late() -> None:
     book = PermitBook(1.0, 1, 2)
     part, _ = a_task(book)
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     part.release()
     assert book.in_use == 1
     for _ in range(5):
         with pytest.raises(TimedOut, match=r"no permit of 'api' within 0\.1 s"):
-            part.acquire(0.1)
+            part.acquire(1, 0.1)
     assert book.in_use == 1
     with pytest.raises(LocalProtocolError, match="without an acquire"):
         part.release()
@@ -518,13 +520,13 @@ def test_a_permit_held_ahead_is_kept_for_the_next_use_if_it_is_due_too_late() ->
     part, line = a_task(book, ahead=True)
     part.handle_event(["permits", [0.09, 0.095]])
     with pytest.raises(TimedOut):
-        part.acquire(0.01)
-    part.acquire(1.0)
+        part.acquire(1, 0.01)
+    part.acquire(1, 1.0)
     assert line.time == pytest.approx(0.09)
     line.fails["sleep"] = "before", Interrupt()
     with pytest.raises(Interrupt):
-        part.acquire(1.0)
-    part.acquire(1.0)
+        part.acquire(1, 1.0)
+    part.acquire(1, 1.0)
     assert line.time == pytest.approx(0.095)
 
 
@@ -534,9 +536,9 @@ def test_what_cannot_be_given_back_now_is_given_back_by_the_next_call() -> None:
     no_capacity = "before", TimedOut("no capacity")
     line.fails = {"request": ("after", Interrupt()), "send_event": no_capacity}
     with pytest.raises(Interrupt):
-        part.acquire(1.0)
+        part.acquire(1, 1.0)
     assert book.in_use == 1, "the word has not left"
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     part.release()
     line.fails["send_event"] = no_capacity
     with pytest.raises(TimedOut):
@@ -544,7 +546,7 @@ def test_what_cannot_be_given_back_now_is_given_back_by_the_next_call() -> None:
     assert book.in_use == 1
     line.fails["request"] = "before", Interrupt()
     with pytest.raises(Interrupt):
-        part.acquire(1.0)
+        part.acquire(1, 1.0)
     assert book.in_use == 0
 
 
@@ -553,7 +555,7 @@ def test_news_that_others_wait_counts_even_if_older_news_comes_after_it() -> Non
     part, _ = a_task(book)
     part.handle_event(["contended", 3, True])
     part.handle_event(["contended", 2, False])
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     part.release()
     assert book.in_use == 0
 
@@ -563,9 +565,9 @@ def test_a_task_that_has_no_capacity_for_permits_ahead_asks_for_each_use() -> No
     part, line = a_task(book, ahead=True)
     for _ in range(3):
         line.fails["send_event_nowait"] = "before", GatewayFull("full")
-        part.acquire(1.0)
+        part.acquire(1, 1.0)
     assert line.time <= EXPIRY_S
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     assert line.more == ["more", part._ahead]
 
 
@@ -581,5 +583,5 @@ def test_a_task_that_waits_long_gets_the_permits_of_those_that_give_up() -> None
         book.forget(line.time, *B)
 
     line.sleep = give_up_meanwhile  # type: ignore[method-assign]
-    part.acquire(600.0)
+    part.acquire(1, 600.0)
     assert line.time <= 30.0, "it waits for its look, and for one interval"

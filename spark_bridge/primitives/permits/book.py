@@ -103,6 +103,11 @@ class PermitBook:
         """Whether somebody waits for a slot, so that nobody keeps one for later."""
         return bool(self._waiting)
 
+    @property
+    def hands_out_ahead(self) -> bool:
+        """Whether permits may be held ahead of need: not if single ones have a weight."""
+        return self._schedule is not None and self._schedule.shares
+
     def ask(
         self, ticket: Ticket, needs_slot: bool, until: float, now: float, weight: int = 1
     ) -> list[PermitEffect]:
@@ -150,7 +155,7 @@ class PermitBook:
         """Hand out permits of the rate ahead of need, as far as they are due soon; return how long each is not due."""
         delays: list[float] = []
         schedule = self._schedule
-        while schedule is not None and schedule.shares and len(delays) < most and schedule.due(now) - now <= AHEAD_S:
+        while schedule is not None and len(delays) < most and schedule.due(now) - now <= AHEAD_S:
             delays.append(schedule.due(now) - now)
             self._permits[Ticket(asker, next(self._ahead))] = schedule.take(now)
         self._forget_used(now)
