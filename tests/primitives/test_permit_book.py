@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -16,7 +16,7 @@ import pytest
 
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket, Withdraw
-from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, RateSchedule
+from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, Permit, RateSchedule
 from spark_bridge.primitives.permits.task import PermitsPart
 from spark_bridge.subtask.errors import TimedOut
 from tests.primitives.stand_ins import open_alone
@@ -36,8 +36,13 @@ class Book:
         self.book = PermitBook(per_s, burst, slots)
         self.now = 100.0
 
-    def ask(self, asker: Asker, number: int = 1, *, slot: bool = False, for_s: float = inf) -> list[PermitEffect]:
-        return self._checked(self.book.ask(ticket(asker, number), slot, self.now + for_s, self.now))
+    def ask(
+        self, asker: Asker, number: int = 1, *, slot: bool = False, for_s: float = inf, weight: int = 1
+    ) -> list[PermitEffect]:
+        return self._checked(self.book.ask(ticket(asker, number), slot, self.now + for_s, self.now, weight))
+
+    def correct(self, asker: Asker, number: int, before: int, after: int) -> list[PermitEffect]:
+        return self._checked(self.book.correct(ticket(asker, number), before, after, self.now))
 
     def give_up(self, asker: Asker, number: int = 1) -> list[PermitEffect]:
         return self._checked(self.book.give_up(ticket(asker, number), self.now))
@@ -48,9 +53,9 @@ class Book:
     def forget(self, asker: Asker) -> list[PermitEffect]:
         return self._checked(self.book.forget(self.now, *asker))
 
-    def delay(self, asker: Asker, number: int = 1, for_s: float = inf) -> float:
+    def delay(self, asker: Asker, number: int = 1, for_s: float = inf, weight: int = 1) -> float:
         """How long a request for a permit of the rate has to wait."""
-        (effect,) = self.ask(asker, number, for_s=for_s)
+        (effect,) = self.ask(asker, number, for_s=for_s, weight=weight)
         assert isinstance(effect, Grant)
         return round(effect.delay_s, 6)
 
@@ -121,6 +126,100 @@ def test_those_that_an_attempt_held_ahead_and_cannot_have_used_come_back() -> No
     assert max(delays) > 0.05
     book.forget(A)
     assert book.delay(B) <= 0.001
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_use_waits_for_its_whole_weight() -> None:  # H111
+    book = Book(per_s=10.0, burst=5)
+    assert book.delay(A, weight=3) == 0.0
+    assert book.delay(B, weight=3) == 0.1
+    assert book.delay(C, weight=5) == 0.6
+    assert book.delay(D) == 0.7
+
+
+def test_what_a_use_did_not_weigh_goes_to_others_while_the_bucket_is_not_full() -> None:  # H111
+    book = Book(per_s=10.0, burst=10)
+    assert book.delay(A, weight=10) == 0.0
+    assert book.delay(B, weight=5) == 0.5
+    book.correct(A, 1, 10, 4)
+    assert book.delay(C, weight=3) == 0.0, "3 of the 6 that A has not used"
+    assert book.delay(D, weight=3) == 0.0
+    assert book.delay(A, 2, weight=1) == 0.6, "after B"
+    book.now += 100.0
+    book.correct(B, 1, 5, 0)  # the bucket is full again, with it or without it
+    assert [book.delay(one, 3, weight=5) for one in (A, B, C)] == [0.0, 0.0, 0.5]
+
+
+def test_later_uses_make_up_for_what_a_use_weighed_above_what_it_asked_for() -> None:  # H111
+    book = Book(per_s=10.0, burst=10)
+    assert book.delay(A, weight=5) == 0.0
+    book.correct(A, 1, 5, 25)
+    assert book.delay(B, weight=1) == 1.6
+
+
+def test_the_last_of_a_use_that_was_corrected_is_as_if_it_had_never_been_asked_for() -> None:
+    book = Book(per_s=10.0, burst=10)
+    assert book.delay(A, weight=10) == 0.0
+    book.correct(A, 1, 10, 0)
+    assert book.delay(B, weight=10) == 0.0
+
+
+def test_a_weight_as_large_as_the_burst_is_granted_where_permits_were_held_ahead() -> None:  # H111
+    book = Book(per_s=1000.0, burst=100)
+    held = book.book.take_ahead(A, 256, book.now)
+    assert held
+    assert book.book.hands_out_ahead
+    delay = book.delay(B, weight=100)
+    assert not book.book.hands_out_ahead
+    assert delay == pytest.approx(len(held) / 1000.0 + EXPIRY_S), "after what A holds, which may be used late"
+    book.now += 10.0
+    assert [book.delay(C, number, weight=100) for number in (1, 2)] == [0.0, 0.1]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_used_late_and_what_has_a_weight_keep_to_the_rate_together(seed: int) -> None:  # H111
+    chance = random.Random(seed)
+    per_s, burst = chance.choice([(200.0, 30), (1000.0, 60), (1000.0, 300)])
+    schedule, now = RateSchedule(per_s, burst), 0.0
+    used: list[tuple[float, int]] = []
+    for _ in range(chance.randrange(20)):
+        for _ in range(chance.choice([1, 5, 20])):
+            due = schedule.due(now)
+            schedule.take(now)
+            used.append((due + chance.choice([0.0, EXPIRY_S]), 1))
+        now += chance.expovariate(per_s / 10)
+    schedule.stop_sharing(now)
+    for _ in range(20):
+        weight = chance.choice([1, burst // 2, burst])
+        used.append((schedule.due(now, weight), weight))
+        schedule.take(now, weight)
+        now += chance.choice([0.0, chance.expovariate(per_s / burst)])
+    check_rate(used, per_s, burst)
+
+
+@pytest.mark.parametrize(("seed", "latency_s"), [(0, 0.0), (1, 0.02), (2, 0.08)])
+def test_two_tasks_with_five_hundred_coroutines_each_use_all_of_the_rate(seed: int, latency_s: float) -> None:
+    """H111: each asks again when it has had its use. Words take a moment in each direction."""
+    print("seed", seed)
+    book, chance = PermitBook(200.0, 1, 0), random.Random(seed)
+    todo: list[tuple[float, int, Asker]] = [(chance.random() * 0.01, 0, one) for one in (A, B) for _ in range(500)]
+    heapq.heapify(todo)
+    numbers, used, now = dict.fromkeys((A, B), 0), list[float](), 0.0
+    while now < 20.0:
+        deadline = book.next_deadline(now)
+        if deadline is not None and (not todo or deadline <= todo[0][0]):
+            now, effects = deadline, book.pass_time(deadline)
+        else:
+            now, _, asker = heapq.heappop(todo)
+            numbers[asker] += 1
+            effects = book.ask(Ticket(asker, numbers[asker]), False, inf, now)
+        for effect in effects:
+            assert isinstance(effect, Grant)
+            used.append(now + max(effect.delay_s, latency_s))
+            heapq.heappush(todo, (used[-1] + latency_s, len(used), effect.ticket.asker))
+    assert sum(time <= 20.0 for time in used) >= 0.95 * 200.0 * 20.0
 
 
 # --- what one attempt can reserve -------------------------------------------------------------------------------------
@@ -241,6 +340,7 @@ class Task:
     waits: dict[int, float] = field(default_factory=dict)  # number to deadline
     due: dict[int, float] = field(default_factory=dict)
     granted: dict[int, float] = field(default_factory=dict)  # number to the moment in the book
+    weights: dict[int, int] = field(default_factory=dict)
     uses: set[int] = field(default_factory=set)
 
 
@@ -257,7 +357,9 @@ class World:
         self.now = 0.0
         self.todo: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
-        self.used: list[float] = []
+        self.used: list[tuple[float, int]] = []  # when, and how much it really was
+        self.above: list[tuple[float, int]] = []  # what of it was more than what was asked for
+        self.weighs = chance.random() < 0.6
         self.tasks = [Task(Asker("op", n, 0)) for n in range(chance.randrange(1, 6))]
 
     def later(self, at: float, do: Callable[[], None]) -> None:
@@ -295,7 +397,8 @@ class World:
         task.waits[number] = self.now + for_s
         needs_slot = self.slots > 0
         it = Ticket(task.asker, number)
-        self.up(task, lambda: self.book.ask(it, needs_slot, self.now + for_s, self.now))
+        weight = task.weights[number] = self.chance.randint(1, self.burst) if self.weighs else 1
+        self.up(task, lambda: self.book.ask(it, needs_slot, self.now + for_s, self.now, weight))
         ends_at = self.now + for_s * self.chance.choice([1.0, 1.0, self.chance.random()])  # or it is interrupted
         self.later(ends_at, lambda: self.give_up(task, number) if number in task.waits else None)
 
@@ -316,9 +419,21 @@ class World:
         if not task.alive:
             return
         del task.waits[number]
-        self.used.append(task.granted[number])
+        weight = task.weights[number]
+        weighed = self.chance.choice([weight, 0, weight // 2, weight + self.chance.choice([1, 30])])
+        if not self.weighs:
+            weighed = weight
+        self.used.append((task.granted[number], weighed))
+        self.above.append((task.granted[number], max(0, weighed - weight)))
         task.uses.add(number)
-        self.later(self.now + self.chance.choice([0.0, 0.1, 2.0]), lambda: self.release(task, number))
+        takes_s = self.chance.choice([0.0, 0.1, 2.0])
+        self.later(self.now + takes_s * self.chance.random(), lambda: self.correct(task, number, weighed))
+        self.later(self.now + takes_s, lambda: self.release(task, number))
+
+    def correct(self, task: Task, number: int, weighed: int) -> None:
+        it, weight = Ticket(task.asker, number), task.weights[number]
+        if task.alive and weighed != weight:
+            self.up(task, lambda: self.book.correct(it, weight, weighed, self.now))
 
     def release(self, task: Task, number: int) -> None:
         if task.alive:
@@ -336,12 +451,19 @@ class World:
         self.later(self.now + self._latency(), forget)
 
 
-def check_rate(times: list[float], per_s: float, burst: int) -> None:
-    times = sorted(times)
-    for first in range(len(times)):
-        for last in range(first, min(len(times), first + 60)):
-            allowed = burst + per_s * (times[last] - times[first])
-            assert last - first + 1 <= allowed + 1e-6, f"{last - first + 1} uses from {times[first]} to {times[last]}"
+def check_rate(
+    uses: list[tuple[float, int]], per_s: float, burst: int, above: Sequence[tuple[float, int]] = ()
+) -> None:
+    """In no window weigh the uses more than the bucket allows, and what some weighed above what they had asked for."""
+    uses = sorted(uses)
+    for first in range(len(uses)):
+        total = 0
+        for last in range(first, min(len(uses), first + 60)):
+            total += uses[last][1]
+            window = uses[first][0], uses[last][0]
+            allowed = burst + per_s * (window[1] - window[0])
+            allowed += sum(weight for time, weight in above if window[0] <= time <= window[1])
+            assert total <= allowed + 1e-4, f"{total} from {window[0]} to {window[1]}"
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -362,7 +484,8 @@ def test_after_all_have_given_up_the_next_one_is_served_within_its_time(seed: in
     assert world.book.in_use == 0, f"seed {seed}: slots are lost"
     assert not world.book.contended
     if world.per_s is not None:
-        check_rate(world.used, world.per_s, world.burst)
+        check_rate(world.used, world.per_s, world.burst, world.above)
+        world.now += EXPIRY_S + sum(weight for _, weight in world.above) / world.per_s
     patient = Ticket(Asker("op", 99, 0), 1)
     interval_s = 1.0 / world.per_s if world.per_s else 0.0
     (effect,) = world.book.ask(patient, world.slots > 0, world.now + interval_s, world.now)
@@ -376,7 +499,7 @@ def test_permits_that_are_given_back_are_neither_lost_nor_doubled(seed: int) -> 
     chance = random.Random(seed)
     per_s, burst = chance.choice([(1.0, 1), (10.0, 5), (200.0, 60), (1000.0, 200)])
     schedule = RateSchedule(per_s, burst)
-    now, kept, open_ = 0.0, [], dict[float, float]()
+    now, kept, open_ = 0.0, list[float](), dict[Permit, float]()
     for _ in range(200):
         due = schedule.due(now)
         permit = schedule.take(now)
@@ -391,7 +514,7 @@ def test_permits_that_are_given_back_are_neither_lost_nor_doubled(seed: int) -> 
         now += chance.choice([0.0, 0.0, chance.expovariate(per_s)])
     for one in list(open_):
         schedule.give_back(one)
-    check_rate(kept, per_s, burst + 1)  # a whole number of permits
+    check_rate([(one, 1) for one in kept], per_s, burst)
     assert schedule.due(max([now, *kept])) <= max([now, *kept]) + 1.0 / per_s + 1e-9, f"seed {seed}: some are lost"
 
 

@@ -222,7 +222,7 @@ class PermitBook:
         ticket, due = self._reserved.get(asker, (None, now))
         if ticket not in self._permits or due <= now or self._schedule is None:
             return False
-        return self._schedule.due(now, request.weight) - now > AHEAD_S
+        return self._schedule.due(now, request.weight) - AHEAD_S > now  # as ``next_deadline`` has it
 
     def _begin(self, ticket: Ticket, request: _Request, now: float, effects: list[PermitEffect]) -> None:
         if request.needs_slot:
