@@ -56,11 +56,7 @@ class OnLoop(OnThread):
 
 def waiting_here(context: SubtaskContext) -> OnThread:
     """What suits the caller: it is in a coroutine, or on a thread that may block."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return OnThread(context)
-    return OnLoop(context)
+    return OnThread(context) if asyncio._get_running_loop() is None else OnLoop(context)
 
 
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:

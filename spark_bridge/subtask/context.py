@@ -9,7 +9,6 @@ only afterwards, and no item is handled while another one is. ``Calls`` knows wh
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from copy import copy
@@ -417,11 +416,14 @@ class SubtaskContext(Generic[Sent_contra]):
 
 
 def refuse_on_loop(blocking: str, awaitable: str) -> None:
-    """Raise ``LocalProtocolError`` if an asyncio loop runs in this thread, which ``blocking`` would stop."""
+    """Raise ``LocalProtocolError`` if an asyncio loop runs in this thread, which ``blocking`` would stop.
+
+    Both are the names of methods, or what is written in a program: ``with permits`` and ``async with permits``.
+    """
     if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:
+        called, use = (f"{blocking}()", f"await {awaitable}(...)") if awaitable.isidentifier() else (blocking, awaitable)
         raise LocalProtocolError(
-            f"{blocking}() would stop the event loop that runs here, with all of its coroutines: use "
-            f"`await {awaitable}(...)`"
+            f"{called} would stop the event loop that runs here, with all of its coroutines: use `{use}`"
         )
 
 
@@ -441,14 +443,3 @@ def inner_context(context: SubtaskContext[Any], index: int) -> SubtaskContext[An
     inner = copy(context)
     inner._way = (index, *context._way)
     return inner
-
-
-def refuse_on_loop(blocking: str, awaitable: str) -> None:
-    """Raise ``LocalProtocolError`` if an asyncio loop runs on this thread, where ``blocking`` would stop it."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise LocalProtocolError(
-        f"{blocking} would stop all coroutines of this thread's event loop while it waits: use {awaitable} instead"
-    )

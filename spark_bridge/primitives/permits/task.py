@@ -101,7 +101,7 @@ class PermitsPart(TaskPart):
         However this ends without a use, what was reserved for it is given back. Without ``may_be_held`` the driver is
         asked, also if a permit is held ahead.
         """
-        refuse_on_loop("permits.acquire() or `with permits`", "await permits.acquire_async() or `async with permits`")
+        refuse_on_loop("acquire", "acquire_async")
         return finished(self._acquire(OnThread(self._context), weight, timeout_s, may_be_held))
 
     async def acquire_async(self, weight: int, timeout_s: float, *, may_be_held: bool = True) -> int | None:
@@ -316,6 +316,7 @@ class PermitUse:
         return part
 
     def __enter__(self) -> PermitUse:
+        refuse_on_loop("with permits.weight(...)", "async with permits.weight(...)")
         part = self._begun()
         self._number = part.acquire(self._weight, self._timeout_s, may_be_held=False)
         self._part = part
@@ -396,6 +397,7 @@ class PermitsInTask(PartInTask):
         self._part().release()
 
     def __enter__(self) -> None:
+        refuse_on_loop("with permits", "async with permits")
         self.acquire()
 
     def __exit__(
