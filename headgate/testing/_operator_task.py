@@ -40,8 +40,8 @@ from protocol.subtask.types import (
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Registered, RestoreMode
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics
-from spark_bridge.subtask.errors import CoordinatorTraceback, RegistrationFailed, RequestFailed, TimedOut
+from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, AwaitedRequest, ChannelStatistics
+from spark_bridge.subtask.errors import RegistrationFailed, TimedOut, request_failure
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts
@@ -266,6 +266,9 @@ class _Channel:
         self._thread = threading.get_ident()
         self._answers: dict[int, tuple[str, bytes] | None] = {}
         self._requests = 0
+        self._awaited: dict[int, AwaitedRequest] = {}
+        self._unsent: list[AwaitedRequest] = []  # of coroutines, without capacity
+        self._at_end: list[Callable[[], None]] = []
         self._closed = ""
         self._urgent: Callable[[bytes, int], None] = lambda payload, part: None
         self._urgent_thread: int | None = None
@@ -320,6 +323,17 @@ class _Channel:
     def resolve(self, request_id: int, error: str, payload: bytes) -> None:
         if request_id in self._answers:
             self._answers[request_id] = (error, payload)
+        elif (request := self._awaited.pop(request_id, None)) is not None:
+            request.deliver(request_failure(error, payload) if error else payload)
+
+    def end_awaited(self) -> None:
+        """The attempt is over: no request of a coroutine has an answer any more, and who wants to know is told."""
+        awaited, calls = [*self._awaited.values(), *self._unsent], self._at_end
+        self._awaited, self._unsent, self._at_end = {}, [], []
+        for request in awaited:
+            request.deliver(AttemptOver(self.over or ""))
+        for call in calls:
+            call()
 
     # --- the life of the attempt ---
 
@@ -332,6 +346,7 @@ class _Channel:
 
     def close(self) -> None:
         self._closed = self._closed or "the task has closed its end"
+        self.end_awaited()
 
     def check(self) -> None:
         if (over := self.over) is not None:
@@ -384,10 +399,35 @@ class _Channel:
         self.check()
         error, answered = answer
         if error:
-            raise RequestFailed(error) from (
-                CoordinatorTraceback(answered.decode("utf-8", "replace")) if answered else None
-            )
+            raise request_failure(error, answered)
         return answered
+
+    def ask_soon(self, requests: Sequence[AwaitedRequest]) -> None:
+        self.check()
+        self._unsent += requests
+        self._send_awaited()
+
+    def _send_awaited(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for request in unsent:
+            self._requests += 1
+            self._awaited[self._requests] = request
+            try:
+                self._submit(RequestSubmitted(self._requests, request.payload, request.part))
+            except GatewayFull:
+                del self._awaited[self._requests]
+                self._unsent.append(request)
+            else:
+                request.request_id = self._requests
+
+    def abandon(self, request: AwaitedRequest) -> None:
+        if request in self._unsent:
+            self._unsent.remove(request)
+        elif self._awaited.pop(request.request_id, None) is not None and self.over is None:
+            self._submit(RequestAbandoned(request.request_id))
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        self._at_end.append(call)
 
     def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
         self._submit(BarrierArrived(checkpoint_id, events_before))
@@ -455,6 +495,15 @@ class _Channel:
         self._task.wait(lambda: self.has_news, deadline)
         self.check()
         return bool(self.mailbox)
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        if self._unsent:
+            self._send_awaited()
+        self._task.wait(lambda: self.has_news or ready())
+        self.check()
+
+    def nudge(self) -> None:
+        """Everything happens on one thread at a time, and ``wait_until`` looks at each turn."""
 
     def timed_out(self, failure: str) -> TimedOut:
         return TimedOut(failure)

@@ -29,8 +29,11 @@ import selectors
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from protocol.errors import AttemptOver, GatewayFull, ProtocolError, RemoteProtocolError
@@ -74,10 +77,10 @@ from protocol.wire.messages import (
 )
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.connection import WATCH_S, Connection, CurrentConnection, OwnReads, Waker, register
-from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed, TimedOut
+from spark_bridge.subtask.errors import TimedOut, request_failure
 from spark_bridge.subtask.mailbox import OperatorMailbox, UrgentThread
 
-__all__ = ["ChannelStatistics", "SubtaskChannel", "attached_keys"]
+__all__ = ["AwaitedRequest", "ChannelStatistics", "SubtaskChannel", "attached_keys"]
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +99,17 @@ class ChannelStatistics:
     events_received: int = 0
     reconnects: int = 0
     messages_refused: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class AwaitedRequest:
+    """A request of a coroutine. ``deliver`` takes the encoded answer, or what the request raises; it must not wait."""
+
+    payload: bytes
+    part: int
+    deliver: Callable[[bytes | Exception], None]
+    request_id: int = 0
+    """Its number, once it has left; 0 before."""
 
 
 class SubtaskChannel:
@@ -141,6 +155,11 @@ class SubtaskChannel:
         self._closing = False
         self._orphaned = False
         self._answers: dict[int, tuple[str, bytes] | None] = {}
+        self._awaited_requests: dict[int, AwaitedRequest] = {}  # of coroutines, which have left
+        self._waiting_requests: dict[int, deque[AwaitedRequest]] = {}  # by part: those that wait for capacity
+        self._failed_requests: list[tuple[AwaitedRequest, ResolveRequest]] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._parked = False  # the task's thread waits in ``wait_until``
         self._next_request_id = 1
         self._finished_seq: int | None = None  # the number of the completion message
         self._finish_confirmed = False
@@ -183,6 +202,9 @@ class SubtaskChannel:
         self._closing = True
         if self.over is None:
             self.over = "the task has closed its end"
+        if not self._on_own_thread:  # otherwise a garbage collector runs this, perhaps while the thread holds the lock
+            with self._lock:
+                self._end_awaited()
         self.waker.wake()
         self.stop_urgent(self.endpoint.failure_timeout_s)
         thread = self._thread
@@ -304,10 +326,39 @@ class SubtaskChannel:
             self.check()  # the end of the attempt resolves requests too, and is not a failed request
         error, answered = answer
         if error:
-            raise RequestFailed(error) from (
-                CoordinatorTraceback(answered.decode("utf-8", "replace")) if answered else None
-            )
+            raise request_failure(error, answered)
         return answered
+
+    def ask_soon(self, requests: Sequence[AwaitedRequest]) -> None:
+        """Send requests of coroutines, in one write, without waiting: those without capacity leave when there is some.
+
+        Any thread may call this. Each request's ``deliver`` is called once, under the lock, unless it is abandoned.
+
+        Raises ``AttemptOver``; then none is delivered.
+        """
+        with self._lock:
+            self.check()
+            for request in requests:
+                self._waiting_requests.setdefault(request.part, deque()).append(request)
+            self._send_requests()
+
+    def abandon(self, request: AwaitedRequest) -> None:
+        """Nobody awaits the answer any more (H85). Any thread may call this; never raises."""
+        with self._lock:
+            if request.request_id:
+                if self._awaited_requests.pop(request.request_id, None) is not None and not self.stopping:
+                    self._handle(RequestAbandoned(request.request_id))
+            else:
+                with suppress(KeyError, ValueError):  # it never came here
+                    self._waiting_requests[request.part].remove(request)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called as soon as the attempt is over, on any thread, or now if it is. It must not wait."""
+        with self._lock:
+            if self.over is None:
+                self._at_end.append(call)
+                return
+        call()
 
     def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
         """A barrier came separately from the items. An unexpected one is logged and has no effect."""
@@ -448,6 +499,27 @@ class SubtaskChannel:
                 self._wait_for_news(left_s)
             return True
 
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait until the mailbox has an item or ``ready()``, which another thread makes true before it calls ``nudge``.
+
+        Raises ``AttemptOver`` if the attempt ends.
+        """
+        with self._lock:
+            self._parked = True
+            try:
+                while not self.mailbox and not ready():
+                    self.check()
+                    self._wait_for_news(None)
+                self.check()
+            finally:
+                self._parked = False
+
+    def nudge(self) -> None:
+        """Have ``wait_until`` look again. Any thread may call this."""
+        if self._parked:  # it looks after it has set this, so what was made true before this line is seen
+            with self._lock:
+                self._wake_waiting()
+
     def sleep(self, seconds: float) -> None:
         """Wait, unless the attempt ends. Raises ``AttemptOver`` if it does."""
         deadline = time.monotonic() + seconds
@@ -562,6 +634,48 @@ class SubtaskChannel:
             self._wake_waiting()
         if self._orphaned:
             self._release()
+
+    # --- under the lock: requests of coroutines ---
+
+    def _send_requests(self) -> None:
+        """Those that have capacity leave, in their order, with one write."""
+        effects: list[SubtaskEffect] = []
+        now = time.monotonic()
+        for waiting in self._waiting_requests.values():
+            while waiting:
+                request = waiting[0]
+                submitted = RequestSubmitted(self._next_request_id, request.payload, request.part)
+                try:
+                    effects += self._machine.handle(submitted, now)
+                except GatewayFull:
+                    break
+                waiting.popleft()
+                request.request_id = self._next_request_id
+                self._awaited_requests[request.request_id] = request
+                self._next_request_id += 1
+        if effects:
+            self._carry_out(effects)
+
+    def _follow_up(self) -> None:
+        """After effects: the end of the attempt is known, which resolves requests too, and what they say has left."""
+        failed, self._failed_requests = self._failed_requests, []
+        for request, effect in failed:
+            over = None if self.over is None else AttemptOver(self.over)
+            request.deliver(over or request_failure(effect.error, effect.payload))
+        if self.over is None:
+            self._send_requests()
+
+    def _end_awaited(self) -> None:
+        """The attempt is over: no request of a coroutine has an answer any more, and who wants to know is told."""
+        assert self.over is not None
+        awaited = [*self._awaited_requests.values(), *chain.from_iterable(self._waiting_requests.values())]
+        self._awaited_requests.clear()
+        self._waiting_requests.clear()
+        for request in awaited:
+            request.deliver(AttemptOver(self.over))
+        calls, self._at_end = self._at_end, []
+        for call in calls:
+            call()
 
     # --- under the lock: waiting ---
 
@@ -718,6 +832,7 @@ class SubtaskChannel:
         """In the machine's order: an event is in the mailbox before its confirmation leaves (H23)."""
         frames: list[bytes] = []
         broken = ""
+        rare = False
         for effect in effects:
             if isinstance(effect, SendToCoordinator):
                 frames.append(self._encode(effect))
@@ -727,12 +842,15 @@ class SubtaskChannel:
             elif isinstance(effect, DropConnection):
                 broken = effect.why
             else:
+                rare = True
                 self._carry_out_rare(effect)
         if frames and not self._wire.send(frames[0] if len(frames) == 1 else b"".join(frames)):
             self.waker.wake()
         if self._urgent.events or not self._machine.urgent_idle:
             self._count_urgent()
         self._wake_waiting()
+        if rare and (self._failed_requests or self._waiting_requests):
+            self._follow_up()
         if broken:
             raise RemoteProtocolError(broken)
 
@@ -740,6 +858,11 @@ class SubtaskChannel:
         if isinstance(effect, ResolveRequest):
             if effect.request_id in self._answers:
                 self._answers[effect.request_id] = (effect.error, effect.payload)
+            elif (request := self._awaited_requests.pop(effect.request_id, None)) is not None:
+                if effect.error:
+                    self._failed_requests.append((request, effect))
+                else:
+                    request.deliver(effect.payload)
         elif isinstance(effect, HandleUrgent):
             self._urgent.put(effect.payload, effect.part)
             self.statistics.events_received += 1
@@ -780,6 +903,7 @@ class SubtaskChannel:
     def _end(self, reason: str) -> None:
         if self.over is None:
             self.over = reason
+        self._end_awaited()
         self._urgent.stop()
         self._wake_waiting()
         self.waker.wake()

@@ -27,7 +27,7 @@ from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.task_channel import TaskChannel
 from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
 
-__all__ = ["Calls", "Counters", "SubtaskContext", "inner_context"]
+__all__ = ["Calls", "Counters", "SubtaskContext", "inner_context", "refuse_on_loop"]
 
 
 @runtime_checkable
@@ -61,11 +61,20 @@ class Calls:
         self.inside: str | None = None
         self._handle = handle
         self._task_thread = threading.get_ident()
+        self._requests: dict[Any, Any] = {}  # of coroutines, by their loop
 
     # --- for ready-made parts: see ``TaskAccess`` -----------------------------------------------------------------
 
     def timed_out(self, failure: str) -> TimedOut:
         return self.channel.timed_out(failure)
+
+    # --- for coroutines -------------------------------------------------------------------------------------------
+
+    async def ask_on_loop(self, payload: bytes, timeout_s: float, part: int) -> bytes:
+        """Send an encoded request from the loop that runs here, and await its answer."""
+        from spark_bridge.subtask.loop_requests import of_this_loop  # it needs asyncio, which few tasks have imported
+
+        return await of_this_loop(self.channel, self._requests).ask(payload, timeout_s, part)
 
     # --- the mailbox ----------------------------------------------------------------------------------------------
 
@@ -281,9 +290,11 @@ class SubtaskContext(Generic[Sent_contra]):
             TimedOut: no answer within ``timeout_s``. A later answer is dropped.
             EventEncodeError: a value in ``payload`` is of a type that events cannot have, or it is too large.
             LocalProtocolError: inside ``snapshot_state`` or ``open``, which must return before the coordinator
-                receives the request, and inside ``handle_urgent``, which a checkpoint may wait for.
+                receives the request; inside ``handle_urgent``, which a checkpoint may wait for; and in a coroutine,
+                which awaits ``request_async`` instead.
             AttemptOver: the attempt is over.
         """
+        refuse_on_loop("request", "request_async")
         if type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S:
             check_wait("timeout_s", timeout_s)
         self._calls.check_may_ask()
@@ -291,6 +302,31 @@ class SubtaskContext(Generic[Sent_contra]):
         if OPENTELEMETRY in modules:
             encoded = with_current_span(encoded, self._limits)
         return decode_event(self._channel.ask(encoded, timeout_s, self._part))
+
+    @overload
+    async def request_async(self, payload: Request[Answer], timeout_s: float = 30.0) -> Answer: ...
+
+    @overload
+    async def request_async(self, payload: Any, timeout_s: float = 30.0) -> Any: ...
+
+    async def request_async(self, payload: Any, timeout_s: float = 30.0) -> Any:
+        """As ``request``, for a coroutine on any asyncio loop in the task: thousands may wait at the same time.
+
+        It is a question about the present: checkpoints neither hold it nor wait for it, and no restore repeats it. A
+        coroutine whose record is processed again asks again. What the coordinator must count exactly is an event, not
+        a question. Requests of several coroutines may arrive in any order. One that is cancelled, or times out,
+        gives its place back.
+
+        Raises as ``request`` does; ``LocalProtocolError`` only inside ``open``.
+        """
+        if type(timeout_s) not in REAL or not 0 <= timeout_s <= WAIT_MAX_S:
+            check_wait("timeout_s", timeout_s)
+        if self._calls.runs_inside("open"):
+            self._calls.check_may_ask()
+        encoded = encode_argument("payload", payload, self._limits)
+        if OPENTELEMETRY in modules:
+            encoded = with_current_span(encoded, self._limits)
+        return decode_event(await self._calls.ask_on_loop(encoded, timeout_s, self._part))
 
     @checked()
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
@@ -377,6 +413,15 @@ class SubtaskContext(Generic[Sent_contra]):
                 "these, or between them"
             )
         return self._counters
+
+
+def refuse_on_loop(blocking: str, awaitable: str) -> None:
+    """Raise ``LocalProtocolError`` if an asyncio loop runs in this thread, which ``blocking`` would stop."""
+    if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:
+        raise LocalProtocolError(
+            f"{blocking}() would stop the event loop that runs here, with all of its coroutines: use "
+            f"`await {awaitable}(...)`"
+        )
 
 
 def index_of(channel: TaskChannel, part: str) -> int:

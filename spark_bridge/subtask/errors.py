@@ -17,6 +17,7 @@ __all__ = [
     "RegistrationRefused",
     "RequestFailed",
     "TimedOut",
+    "request_failure",
 ]
 
 
@@ -85,3 +86,11 @@ class PeerLost(HeadgateError):
 
 class CheckpointDeclinedByOperator(HeadgateError):
     """Raise it in ``snapshot_state`` to decline the checkpoint without failing the task."""
+
+
+def request_failure(error: str, traceback: bytes) -> RequestFailed:
+    """What a request raises to which the coordinator has answered with an error."""
+    failure = RequestFailed(error)
+    if traceback:
+        failure.__cause__ = CoordinatorTraceback(traceback.decode("utf-8", "replace"))
+    return failure

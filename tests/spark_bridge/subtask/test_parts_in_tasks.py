@@ -68,6 +68,7 @@ OF_USERS = {
     "operator_id",
     "parallelism",
     "request",
+    "request_async",
     "restored_requests",
     "send_event",
     "send_event_nowait",
