@@ -36,8 +36,8 @@ T = TypeVar("T")
 log = get_logger("headgate.storage")
 
 NOT_DURABLE = (
-    "the cache {!r} cannot be durable, because the sidecar has no storage: set SidecarConfig(storage=...) to a directory "
-    "or URL, or leave durable=True out"
+    "the cache {!r} cannot be durable, because the sidecar has no storage: set SidecarConfig(storage=...) to a "
+    "directory or URL, or leave durable=True out"
 )
 
 _BLOCK_IDS = 1000

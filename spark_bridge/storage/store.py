@@ -44,8 +44,8 @@ from spark_bridge.storage.layout import (
     temporary_name,
     void_name,
 )
-from spark_bridge.storage.value_log import ValueLog
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
+from spark_bridge.storage.value_log import ValueLog
 
 log = get_logger("headgate.storage")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
+from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply
 from actors.logs import get_logger
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
 from protocol.attempts import FailureReason
@@ -129,7 +129,7 @@ class _Desk:
         self._opening = anyio.Lock()
         self._halves: dict[str, _Coordinator] = {}
         self._replies: dict[Ticket, Reply] = {}
-        self._puts: dict[bytes, list[tuple[Reply, bytes]]] = {}  # of values that arrive
+        self._puts: dict[bytes, list[tuple[Reply, bool]]] = {}  # of values that arrive; whether it was theirs
         self._arriving_bytes = 0
         self._room = anyio.Event()
         self._timer: float | None = None
@@ -140,8 +140,7 @@ class _Desk:
             if self._values is not None and self._port is None:
                 port = self._values()
                 user = ValueUser(self._written, self._failed, self.book.values.get, lambda: self.book.bytes)
-                for key, value in dict(await port.open(user)).items():
-                    self.book.add(key, value)
+                self._take(dict(await port.open(user)))
                 self._port = port
             self._halves[half.operator_id] = half
 
@@ -185,7 +184,7 @@ class _Desk:
             kept = self.book.values[key]
             reply.answer(None if kept == value else kept)
             return reply
-        self._puts.setdefault(key, []).append((reply, value))
+        self._puts.setdefault(key, []).append((reply, self.book.arriving[key] == value))
         if arrives:
             self._arriving_bytes += len(value)
             if self._port is None:
@@ -226,19 +225,23 @@ class _Desk:
         self._arriving_bytes -= len(value)
         self._room.set()
         effects = self.book.arrived(key)
-        for reply, brought in self._puts.pop(key, ()):
-            reply.answer(None if brought == value else value)
+        for reply, own in self._puts.pop(key, ()):
+            reply.answer(None if own else value)
         self.carry_out(effects, now)
 
     def _written(self, entries: Mapping[bytes, bytes]) -> None:
         try:
-            for key, value in entries.items():
-                if key in self.book.arriving:
-                    self._arrived(key, self._now())
-                else:  # it was brought to another cache of this name
-                    self.book.add(key, value)
+            self._take(entries)
         except Exception as error:
             self._failed(error)
+
+    def _take(self, entries: Mapping[bytes, bytes]) -> None:
+        """What is in the storage. It may have been brought to an earlier cache of this name."""
+        for key, value in entries.items():
+            if key in self.book.arriving:
+                self._arrived(key, self._now())
+            else:
+                self.book.add(key, value)
 
     def _failed(self, error: Exception) -> None:
         for half in list(self._halves.values()):
@@ -288,9 +291,9 @@ class _Coordinator(OperatorCoordinator):
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         asker, desk = Asker(self.operator_id, subtask, attempt), self._desk
         match request:
-            case ["get", int(number), bytes(key)] if number > 0 and len(key) <= KEY_BYTES_MAX:
+            case [str("get"), int(number), bytes(key)] if number > 0 and len(key) <= KEY_BYTES_MAX:
                 return desk.get(self, key, Ticket(asker, number))
-            case ["put", int(number), bytes(key), bytes(value)] if (
+            case [str("put"), int(number), bytes(key), bytes(value)] if (
                 number > 0 and len(key) <= KEY_BYTES_MAX and len(value) <= VALUE_BYTES_MAX
             ):
                 return await desk.put(self, key, Ticket(asker, number), value)
@@ -299,10 +302,10 @@ class _Coordinator(OperatorCoordinator):
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         match event:
-            case ["end", int(number), bool(too_large)] if number > 0:
+            case [str("end"), int(number), bool(too_large)] if number > 0:
                 self._desk.too_large += too_large
                 self._desk.end(self, Ticket(Asker(self.operator_id, subtask, attempt), number))
-            case ["hits", int(count)] if 0 <= count < 2**40:
+            case [str("hits"), int(count)] if 0 <= count < 2**40:
                 self._desk.local_hits += count
             case _:
                 raise RemoteProtocolError(f"not an event of a cache: {show(event, 80)}; {SAME_RELEASE}")
