@@ -25,7 +25,7 @@ from inspect import isawaitable, iscoroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from actors.logs import get_logger
-from protocol.arguments import ANY, WAIT, Rule, checked
+from protocol.arguments import ANY, WAIT, Rule, checked, is_async
 from protocol.describing import show, type_name
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.wire.codec import decode_event, encode_argument
@@ -47,7 +47,12 @@ LOCAL_BYTES_MAX = 16 * 2**20
 PUT_S = 60.0
 """How long a task waits until its value is kept. It has the value anyway."""
 _HITS_TOLD = 256
-MAKE = Rule("a function without arguments, such as lambda: ask(question)", callable, is_type=True)
+MAKE = Rule(
+    "a function without arguments, such as lambda: ask(question)",
+    callable,
+    is_type=True,
+    advice=lambda make: "in a coroutine, use `await cache.get_async(key, make)`" if is_async(make) else "",
+)
 
 _making: ContextVar[tuple[tuple[str, bytes], ...]] = ContextVar("_making", default=())
 """The keys whose values the running code computes, with the names of their caches."""
@@ -317,7 +322,7 @@ class CacheInTask(PartInTask):
     _on_driver = ON_DRIVER
 
     @checked(key=ANY, make=MAKE, timeout_s=WAIT)
-    def get(self, key: Hashable, make: Callable[[], T], timeout_s: float = 600.0) -> T:
+    def get(self, key: Any, make: Callable[[], T], timeout_s: float = 600.0) -> T:
         """In a task: return the value of a key, which ``make()`` computes if there is none and nobody else does.
 
         Any thread of the task may call this. ``make`` runs in the calling thread. Values that this task has had lately,
@@ -348,13 +353,13 @@ class CacheInTask(PartInTask):
         return value
 
     @overload
-    async def get_async(self, key: Hashable, make: Callable[[], Awaitable[T]], timeout_s: float = 600.0) -> T: ...
+    async def get_async(self, key: Any, make: Callable[[], Awaitable[T]], timeout_s: float = 600.0) -> T: ...
 
     @overload
-    async def get_async(self, key: Hashable, make: Callable[[], T], timeout_s: float = 600.0) -> T: ...
+    async def get_async(self, key: Any, make: Callable[[], T], timeout_s: float = 600.0) -> T: ...
 
     @checked(key=ANY, make=MAKE, timeout_s=WAIT)
-    async def get_async(self, key: Hashable, make: Callable[[], Any], timeout_s: float = 600.0) -> Any:
+    async def get_async(self, key: Any, make: Callable[[], Any], timeout_s: float = 600.0) -> Any:
         """As ``get``, for a coroutine on any asyncio loop in the task. ``make`` may be an ``async def``.
 
         Coroutines of one loop that want the same key at the same time ask once. One that is cancelled stops waiting; if
