@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
@@ -22,6 +23,7 @@ from spark_bridge.driver.environment import is_remote
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
+from spark_bridge.primitives.cache.driver import CACHE_BYTES_MAX, LEASE_S, Cache
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.book import Book, Distribution
 from spark_bridge.primitives.elsewhere import described_parts, in_task
@@ -31,11 +33,14 @@ from spark_bridge.primitives.primitive import PARTS_OF_ALL
 from spark_bridge.primitives.shared_value.driver import SharedValue
 from spark_bridge.primitives.work_queue.driver import QUEUE_BYTES_MAX, WorkQueue
 from spark_bridge.primitives.work_queue.task import ITEMS, KEY
+from spark_bridge.storage.errors import StorageError
+from spark_bridge.storage.port import NOT_DURABLE, ValuePort
 from spark_bridge.subtask.operator import FunctionOperator, SubtaskOperator, function_operator
 from spark_bridge.subtask.parts import TaskPart, check_operator
 from spark_bridge.task_entry import RESULT_SCHEMA, ResultTask, SubtaskTask
 
 if TYPE_CHECKING:
+    from spark_bridge.driver.config import SidecarConfig
     from spark_bridge.subtask.context import SubtaskContext
 
     TaskCode = (
@@ -341,6 +346,11 @@ class PartFactories(StaysOnDriver):
     """
 
     __slots__ = ()
+    _config: SidecarConfig
+
+    @abstractmethod
+    def _values_of(self, cache: str) -> ValuePort:
+        """Where a durable cache keeps its values, while the sidecar runs. On its loop."""
 
     @checked(name=NAME)
     def shared(self, name: str, value: T) -> SharedValue[T]:
@@ -366,6 +376,23 @@ class PartFactories(StaysOnDriver):
     ) -> WorkQueue[T]:
         """Return a new ``WorkQueue``; see there for the arguments. Give it to an operator with ``uses=[queue]``."""
         return WorkQueue(name, roots, key=key, in_hand=in_hand, bytes_max=bytes_max)
+
+    @checked(name=NAME, bytes_max=AT_LEAST_1, lease_s=POSITIVE)
+    def cache(
+        self, name: str, *, durable: bool = False, bytes_max: int = CACHE_BYTES_MAX, lease_s: float = LEASE_S
+    ) -> Cache:
+        """Return a new ``Cache``; see there for the arguments. Give it to operators with ``uses=[cache]``.
+
+        With ``durable``, its values are also in ``SidecarConfig.storage``, where they survive the driver: a ``get``
+        returns a new value after it is written there, and the next program with this storage has it. A value that
+        cannot be written fails the jobs that use the cache, and is written again until it succeeds. Of two programs
+        that use one storage, the later one has it, as for checkpoints. Raises ``SidecarError`` without a storage.
+        """
+        if durable and self._config.storage is None:
+            raise StorageError(NOT_DURABLE.format(name))
+        return Cache(
+            name, bytes_max=bytes_max, lease_s=lease_s, values=partial(self._values_of, name) if durable else None
+        )
 
     @checked(name=NAME, size=AT_LEAST_1)
     def group(self, name: str, size: int | None = None, **settings: Any) -> Group:

@@ -87,6 +87,7 @@ from spark_bridge.storage import (
     StoragePort,
     StorageSession,
 )
+from spark_bridge.storage.port import ValuePort
 from spark_bridge.streams.driver import FormatEnumerator, StreamPlanner
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.task_entry import SubtaskTask
@@ -918,6 +919,9 @@ class SidecarRuntime(PartFactories):
         return CheckpointStorage(
             config.storage, retained=config.storage_details.retained_checkpoints, options=config.storage_details.options
         )
+
+    def _values_of(self, cache: str) -> ValuePort:
+        return self._storage.values(cache)
 
     def _require_running(self) -> None:
         if not self._running:

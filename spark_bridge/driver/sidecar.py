@@ -48,6 +48,7 @@ from spark_bridge.observability.diagnosis import explain
 from spark_bridge.observability.html import sidecar_html
 from spark_bridge.observability.status import SidecarStatus
 from spark_bridge.observability.trace import Tracing
+from spark_bridge.storage.port import ValuePort
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -509,6 +510,9 @@ class Sidecar(PartFactories):
     def _require_idle(self) -> None:
         if self._runtime is not None or self._stack is not None:
             raise SidecarError("this sidecar is already running: exit its `with` block or create another Sidecar")
+
+    def _values_of(self, cache: str) -> ValuePort:
+        return self._running()[1]._values_of(cache)
 
     def _call(
         self, method: Callable[Concatenate[SidecarRuntime, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from spark_bridge.primitives.cache.task import CacheInTask, CachePart
 from spark_bridge.primitives.group.task import GroupInTask, GroupPart
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
 from spark_bridge.primitives.primitive import PARTS_OF_ALL
@@ -35,6 +36,7 @@ _KINDS = {
     "permits": _Kind(PermitsPart, PermitsInTask),
     "work_queue": _Kind(WorkQueuePart, WorkQueueInTask),
     "group": _Kind(GroupPart, GroupInTask),
+    "cache": _Kind(CachePart, CacheInTask),
 }
 """By the method of the sidecar that makes the part."""
 

@@ -48,7 +48,7 @@ __all__ = ["AttachedSidecar"]
 T = TypeVar("T")
 log = get_logger("headgate.attached")
 
-PART_FACTORIES = ("shared", "permits", "work_queue", "group")
+PART_FACTORIES = ("shared", "permits", "work_queue", "group", "cache")
 IN_THE_FACTORY = ("coordinate", "release", "source", "for_each_batch")
 """What ``Sidecar`` has and this class has not: the first make parts, the others coordinate operators."""
 

@@ -8,6 +8,7 @@ ROOT/OPERATOR/checkpoint-ID.hgc                       a complete checkpoint
 ROOT/OPERATOR/checkpoint-ID.hgc.EPOCH-TOKEN.tmp       a checkpoint that is being written
 ROOT/OPERATOR/void-ID-EPOCH-TOKEN                     a void marker: an empty file; the checkpoint was discarded
 ROOT/OPERATOR/restored-EPOCH-NUMBER-BASE-FIRST-TOKEN  a restore record: an empty file; see ``validity``
+ROOT/_caches/NAME/values-NUMBER-TOKEN.hgv             values of a durable cache; see ``value_log``
 DIRECTORY/savepoint-OPERATOR-ID-TOKEN.hgc             a savepoint, in a directory of the user's
 DIRECTORY/savepoint-OPERATOR-ID-TOKEN.hgc.tmp         a savepoint that is being written
 ```
@@ -16,7 +17,8 @@ EPOCH counts the applications that have used the storage. TOKEN is random for ea
 random for each savepoint, because applications with separate storages assign the same ids and may write into one
 directory. LAST is the highest id that the application has reserved. NUMBER counts the restores of an application, BASE
 is what it restored, and FIRST is the first id that it may use for the operator. OPERATOR is the operator id,
-percent-quoted. A long one is cut and ends in a digest.
+percent-quoted. A long one is cut and ends in a digest. NAME is the name of a cache, quoted alike. Among its files, the
+one with the higher NUMBER is the later one, and TOKEN is random for each file.
 
 A name whose numbers exceed ``ID_MAX`` or ``EPOCH_MAX`` counts as a name that is not ours (``why_ignored``). Otherwise
 anybody who can create a file here could use up all ids.
@@ -32,6 +34,7 @@ from urllib.parse import quote
 from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX
 
 CLAIMS_FOLDER = "_ids"
+CACHES_FOLDER = "_caches"
 SUFFIX = ".hgc"
 ID_MAX = CHECKPOINT_ID_MAX
 EPOCH_MAX = 2**31 - 1
@@ -43,6 +46,7 @@ _CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc")
 _VOID = re.compile(r"void-([1-9][0-9]{0,18})-([0-9]{1,20})-([0-9a-f]{1,64})")
 _RESTORED = re.compile(r"restored-([0-9]{1,20})-([0-9]{1,10})-([0-9]{1,19})-([1-9][0-9]{0,18})-([0-9a-f]{1,64})")
 _TEMPORARY = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc\.([0-9]{1,20})-([0-9a-f]{1,64})\.tmp")
+_VALUES = re.compile(r"values-([1-9][0-9]{0,18})-[0-9a-f]{1,64}\.hgv")
 _LIKE_OURS = re.compile(
     r"[1-9][0-9]*-[0-9]+-[0-9a-f]+|checkpoint-[1-9][0-9]*\.hgc(\.[0-9]+-[0-9a-f]+\.tmp)?|void-[1-9][0-9]*-[0-9]+-[0-9a-f]+"
     r"|restored-[0-9]+-[0-9]+-[0-9]+-[1-9][0-9]*-[0-9a-f]+"
@@ -148,6 +152,21 @@ def parse_checkpoint(name: str) -> int | None:
 
 def savepoint_name(operator_id: str, checkpoint_id: int, token: str) -> str:
     return f"savepoint-{operator_folder(operator_id)}-{checkpoint_id}-{token}{SUFFIX}"
+
+
+def cache_folder(name: str) -> str:
+    """The path of the folder of a durable cache."""
+    return f"{CACHES_FOLDER}/{operator_folder(name)}"
+
+
+def values_name(number: int, token: str) -> str:
+    return f"values-{number}-{token}.hgv"
+
+
+def parse_values(name: str) -> int:
+    """The number in the name of a file of a durable cache; 0 for any other file."""
+    match = _VALUES.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def temporary_name(name: str, owner: Owner) -> str:

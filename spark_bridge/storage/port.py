@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from threading import Event, Lock
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from actors.logs import get_logger
 from actors.threads import ThreadPool
@@ -28,17 +29,108 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage.errors import StorageError, StorageFenced
 from spark_bridge.storage.interface import Storage, WriteOptions
+from spark_bridge.storage.store import CheckpointStorage
+from spark_bridge.storage.value_log import ValueLog
 
 T = TypeVar("T")
 log = get_logger("headgate.storage")
 
+NOT_DURABLE = (
+    "the cache {!r} cannot be durable, because the sidecar has no storage: set SidecarConfig(storage=...) to a "
+    "directory or URL, or leave durable=True out"
+)
+
 _BLOCK_IDS = 1000
 _THREADS_MAX = 8
 _DISCARD_WAIT_S = 60.0
+_RETRY_S = 5.0
 
 
 class WriteStopped(StorageError):
     """The checkpoint is no longer wanted, and has not appeared. Nothing has to be done."""
+
+
+class ValueUser(NamedTuple):
+    """The cache of a ``ValuePort``. All is called on the event loop, except ``value_of``.
+
+    ``written(entries)``: these are durable. ``failed(error)``: something could not be written, and is tried again.
+    ``value_of(key)``: the value that the cache still has, for any thread; ``value_bytes()``: how large all are.
+    """
+
+    written: Callable[[Mapping[bytes, bytes]], None]
+    failed: Callable[[StorageError], None]
+    value_of: Callable[[bytes], bytes | None]
+    value_bytes: Callable[[], int]
+
+
+class ValuePort:
+    """Where one durable cache keeps its values. For the event loop of its session.
+
+    What ``append`` is given is written in the order in which it came: all that has come meanwhile in one file. What
+    could not be written is tried again every ``_RETRY_S``. The writer outlives the operators that use the cache, and
+    ends with the session.
+    """
+
+    def __init__(self, session: StorageSession, values: ValueLog) -> None:
+        self._session = session
+        self._log = values
+        self._waiting: dict[bytes, bytes] = {}
+        self._wanted = anyio.Event()
+        self._busy = anyio.Lock()  # one call of the log at a time
+        self._user: ValueUser | None = None
+
+    async def open(self, user: ValueUser) -> list[tuple[bytes, bytes]]:
+        """Return all entries, the oldest first, and write for ``user`` from now on. Raises ``StorageError``."""
+        if self._user is not None:
+            raise StorageError(
+                "another durable cache of this name is in use: pass the same one to each operator, uses=[cache], or "
+                "release those that use the other one"
+            )
+        self._user = user
+        try:
+            async with self._busy:
+                return await self._session.run_in_thread(self._log.load)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another cache of this name follow. What was appended is still written."""
+        self._user = None
+
+    def append(self, key: bytes, value: bytes) -> None:
+        """Write an entry soon."""
+        self._waiting[key] = value
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Write, until this is cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            entries, self._waiting = self._waiting, {}
+            try:
+                async with self._busy:
+                    await self._write(entries)
+            except StorageError as error:
+                log.error("values of a cache not written", error=str(error))
+                if self._user is not None:
+                    self._user.failed(error)
+                await anyio.sleep(_RETRY_S)
+                self._wanted.set()
+
+    async def _write(self, entries: dict[bytes, bytes]) -> None:
+        try:
+            if entries:
+                await self._session.run_in_thread(partial(self._log.append, entries.items()))
+        except StorageError:
+            self._waiting = {**entries, **self._waiting}
+            raise
+        user = self._user
+        if user is not None:
+            user.written(entries)
+            merge = partial(self._log.merge_if_due, user.value_of, user.value_bytes())
+            await self._session.run_in_thread(merge)
 
 
 class _WriteState(Enum):
@@ -116,6 +208,8 @@ class StorageSession:
         self._refill_error: StorageError | None = None
         self._threads = ThreadPool("storage", _THREADS_MAX)  # separate, so that a hung disk delays nothing else
         self._stack = AsyncExitStack()
+        self._tasks: TaskGroup
+        self._values: dict[str, ValuePort] = {}
 
     @property
     def storage(self) -> Storage:
@@ -129,6 +223,7 @@ class StorageSession:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
             tasks.start_soon(self._refill)
+            self._tasks = tasks
             self._stack = stack.pop_all()
         return self
 
@@ -143,6 +238,16 @@ class StorageSession:
     def port(self, operator_id: str, mode: RestoreMode) -> StoragePort:
         """The port of one operator."""
         return StoragePort(self, operator_id, mode)
+
+    def values(self, cache: str) -> ValuePort:
+        """Return the port of a durable cache. Raises ``StorageError`` if the storage ends with the application."""
+        if not isinstance(self._storage, CheckpointStorage):
+            raise StorageError(NOT_DURABLE.format(cache))
+        port = self._values.get(cache)
+        if port is None:
+            port = self._values[cache] = ValuePort(self, self._storage.value_log(cache))
+            self._tasks.start_soon(port.run)
+        return port
 
     def next_checkpoint_id(self) -> int:
         """The next id (H4). Raises ``StorageError`` if none is left, because reserving more fails or is slow."""

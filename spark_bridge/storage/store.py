@@ -31,8 +31,10 @@ from spark_bridge.storage.interface import (
     describe,
 )
 from spark_bridge.storage.layout import (
+    CACHES_FOLDER,
     CLAIMS_FOLDER,
     RestoreRecord,
+    cache_folder,
     checkpoint_name,
     operator_folder,
     parse_checkpoint,
@@ -43,6 +45,7 @@ from spark_bridge.storage.layout import (
     void_name,
 )
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
+from spark_bridge.storage.value_log import ValueLog
 
 log = get_logger("headgate.storage")
 
@@ -246,6 +249,10 @@ class CheckpointStorage:
         """Like ``single_files.delete_savepoint``, with this storage's options."""
         single_files.delete_savepoint(file, self._options)
 
+    def value_log(self, cache: str) -> ValueLog:
+        """The values of a durable cache. Needs ``prepare``. Only one object at a time may write it."""
+        return ValueLog(self._files, self._claims, cache_folder(cache))
+
     def _retain(self, folder: str, completed_id: int, given_up: Collection[int]) -> None:
         """Delete what is no longer retained.
 
@@ -431,4 +438,4 @@ class CheckpointStorage:
         return _Folder(names)
 
     def _folders(self) -> Sequence[str]:
-        return [name for name in self._files.folders() if name != CLAIMS_FOLDER]
+        return [name for name in self._files.folders() if name not in (CLAIMS_FOLDER, CACHES_FOLDER)]

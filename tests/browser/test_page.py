@@ -165,7 +165,7 @@ def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve
         reached.add(active)
     assert reached == {
         "All operators", "Subtask", "Attempts of the selected subtask", "1 min", "10 min", "all", "Latencies",
-        "Counters", "Sources", "Largest splits", "Checkpoints", "Recent failures", "1",
+        "Counters", "Ready-made parts", "Sources", "Largest splits", "Checkpoints", "Recent failures", "1",
     }  # fmt: skip
     page.locator(".hg-map").focus()
     for key, subtask in (("ArrowRight", 1), ("ArrowRight", 2), ("End", 3), ("ArrowRight", 3), ("Home", 0)):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from headgate import Group, GroupMember, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
+from headgate import Cache, Group, GroupMember, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
 from headgate.errors import PeerLost, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from headgate.testing._bookkeeping import with_held
@@ -365,6 +365,72 @@ async def permits_history(seed: int) -> None:
     demand(max(crowds) <= 2, f"H111: {max(crowds)} inside")
     demand(results(tasks) == sorted([*range(5)] * 4), f"H111: {[task.error for task in tasks]}")
     demand(permits.in_use == 0, "H111: a place is left behind")
+
+
+async def cache_history(seed: int) -> None:
+    """Each value is computed by one at a time, whoever is lost or gives up, and all have the same one (H183)."""
+    chance = random.Random(seed)
+    computing: dict[str, tuple[tuple[int, int], float]] = {}  # by key: who, and since when
+    computed: list[str] = []
+    calls: list[str] = []
+    answers: dict[str, set[str]] = {}
+    lease_s = 600.0 if seed % 2 else 1.0
+    cache = Cache("geocode", lease_s=lease_s)
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
+        me = context.subtask, context.attempt
+
+        def make(key: str) -> str:
+            who, since = computing.get(key, (me, -lease_s))
+            held_s = context.now() - since
+            demand(held_s >= lease_s, f"H183: {key} is computed by {who} and {me} at the same time")
+            computing[key] = me, context.now()
+            calls.append(key)
+            fails = spread(f"{key} {len(calls)}", seed) == 0
+            context.sleep(0.1 * spread(f"{key} {me}", seed))
+            computing.pop(key, None)
+            if fails:
+                raise ValueError(key)
+            computed.append(key)
+            return f"{key} of {me}"
+
+        for number in range(8):
+            key = f"key {spread(f'{number} {context.subtask}', seed)}"
+            while True:
+                try:
+                    answer = cache.get(key, lambda key=key: make(key), timeout_s=chance_s(key, context))
+                except (TimedOut, ValueError):
+                    context.sleep(0.01)
+                else:
+                    answers.setdefault(key, set()).add(answer)
+                    break
+            yield key
+
+    def chance_s(key: str, context: SubtaskContext) -> float:
+        return (0.05, 60.0, 60.0, 60.0)[spread(f"{key} {context.now()} {context.subtask}", seed)]
+
+    async with running_operator(
+        parallelism=4, uses=[cache], seed=seed, attempts_max=100, checkpoint=in_turn(seed)
+    ) as world:
+        tasks = [await world.launch_operator(subtask, work, []) for subtask in range(4)]
+        for _ in range(6):
+            await world.advance(chance.choice([0.0, 0.05, 0.1, 0.25]))
+            running = [task for task in tasks if not task.outcome]
+            if not running:
+                break
+            victim = chance.choice(running)
+            lost = victim.attempt.subtask, victim.attempt.attempt
+            for key in [key for key, (who, _) in computing.items() if who == lost]:
+                del computing[key]
+            await world.kill(victim)
+            tasks.append(await world.launch_operator(victim.attempt.subtask, work, []))
+        await until_done(world, tasks)
+        cache._desk.book.check_invariants()
+    demand(all(len(found) == 1 for found in answers.values()), f"H183: a value was replaced: {answers}")
+    demand(lease_s < 600.0 or len(computed) <= 4 + 6, f"H183: {computed} were computed, and four values are needed")
+    demand(len(results(tasks)) == 4 * 8, f"H183: {[task.error for task in tasks]}")
+    figures = cache.figures()
+    demand(figures["computing"] == figures["waiting"] == 0, f"H183: somebody is left behind: {figures}")
 
 
 async def given_up_history(seed: int) -> None:

@@ -1,0 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Answers that all tasks share, each of which one of them computes."""

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A cache: each question is asked once, over all tasks (H183)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Queue
+from typing import Any
+
+import anyio
+import pytest
+
+from headgate import Cache, CheckpointConfig, Reply, SubtaskContext, event
+from headgate.errors import EventEncodeError, TimedOut
+from headgate.testing import running_operator
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
+from spark_bridge.primitives.cache.task import KEY_BYTES_MAX, VALUE_BYTES_MAX, CachePart
+from tests.primitives.histories import cache_history, passing_on, results, until_done, with_held_requests
+from tests.primitives.stand_ins import open_alone
+
+pytestmark = pytest.mark.anyio
+
+
+@event
+@dataclass(frozen=True)
+class Address:
+    street: str
+    number: int
+
+
+def asking(cache: Cache, keys: list[Any], made: list[Any], takes_s: float = 1.0) -> Any:
+    """The function of a task that wants the value of each key, which takes a while to compute."""
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        def make(key: Any) -> Any:
+            made.append((key, context.subtask))
+            context.sleep(takes_s)
+            return [key, context.subtask]
+
+        for key in keys:
+            yield cache.get(key, lambda key=key: make(key))  # type: ignore[misc]
+
+    return work
+
+
+async def test_a_question_that_all_tasks_have_is_asked_once() -> None:
+    cache, made = Cache("geocode"), list[Any]()
+    async with running_operator(parallelism=4, uses=[cache]) as world:
+        work = asking(cache, ["a", "b", "a"], made)
+        tasks = [await world.launch_operator(subtask, work, []) for subtask in range(4)]
+        await until_done(world, tasks)
+    assert sorted(key for key, _ in made) == ["a", "b"]
+    assert len({str(task.outputs) for task in tasks}) == 1
+    figures = cache.figures()
+    assert (figures["gets_total"], figures["computed_total"], figures["entries"]) == (12, 2, 2)
+    assert figures["hit_share"] == 1 - 2 / 12
+
+
+async def test_two_operators_share_what_they_have_paid_for_and_the_next_run_has_it() -> None:
+    cache, made = Cache("geocode"), list[Any]()
+    work = asking(cache, [("street", 1)], made)
+    async with running_operator(parallelism=1, uses=[cache]) as world:
+        async with running_operator(parallelism=1, uses=[cache], operator_id="other", beside=world) as other:
+            tasks = [await one.launch_operator(0, work, []) for one in (world, other)]
+            await until_done(world, tasks)
+            assert len(made) == 1
+    async with running_operator(parallelism=1, uses=[cache]) as world:
+        again = await world.launch_operator(0, work, [])
+        await until_done(world, [again])
+    assert again.outputs == tasks[0].outputs == tasks[1].outputs
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("how", ["kill", "lose_executor", "disconnect"])
+async def test_the_value_of_a_lost_task_is_computed_by_exactly_one_of_those_that_wait(how: str) -> None:
+    cache, made = Cache("geocode"), list[Any]()
+    work = asking(cache, ["a"], made, takes_s=100.0)
+    async with running_operator(parallelism=4, uses=[cache], attempts_max=10) as world:
+        tasks = [await world.launch_operator(subtask, work, []) for subtask in range(4)]
+        await world.advance(1.0)
+        ((_, first),) = made
+        if how == "disconnect":
+            await world.break_connection(tasks[first])
+            await world.advance(1.0)
+            assert len(made) == 1, "its attempt lives"
+            how = "kill"
+        await getattr(world, how)(tasks[first])
+        await world.advance(1.0)
+        assert len(made) == 2
+        await until_done(world, [task for task in tasks if task is not tasks[first]])
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("error", [ValueError("no such place"), KeyboardInterrupt(), GeneratorExit()])
+async def test_an_error_belongs_to_its_caller_alone_and_one_other_computes(error: BaseException) -> None:
+    cache, calls = Cache("geocode"), list[int]()
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        def make() -> str:
+            calls.append(context.subtask)
+            context.sleep(1.0)
+            if len(calls) == 1:
+                raise error
+            return "found"
+
+        try:
+            yield cache.get("a", make)
+        except type(error) as raised:
+            yield "failed" if raised is error else "another error"
+
+    async with running_operator(parallelism=4, uses=[cache]) as world:
+        tasks = [await world.launch_operator(subtask, work, []) for subtask in range(4)]
+        await until_done(world, tasks)
+    assert len(calls) == 2
+    assert results(tasks) == ["failed", "found", "found", "found"]
+    assert cache.figures()["lost_total"] == 1
+
+
+async def test_who_waits_too_long_gets_an_error_and_computes_nothing_later() -> None:
+    cache, made = Cache("geocode"), list[Any]()
+
+    def hurry(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
+        with pytest.raises(TimedOut, match=r"no value of the cache 'geocode' within 1 s: another task computes it"):
+            cache.get("a", lambda: made.append("never"), timeout_s=1.0)
+        context.sleep(20.0)
+        yield "alive"
+
+    async with running_operator(parallelism=3, uses=[cache], attempts_max=10) as world:
+        first = await world.launch_operator(0, asking(cache, ["a"], made, takes_s=10.0), [])
+        await world.advance(0.1)
+        second = await world.launch_operator(1, hurry, [])
+        third = await world.launch_operator(2, asking(cache, ["a"], made, takes_s=1.0), [])
+        await world.advance(5.0)
+        await world.kill(first)
+        await until_done(world, [second, third])
+        assert made == [("a", 0), ("a", 2)]
+
+
+async def test_a_task_that_takes_too_long_is_not_waited_for_and_its_value_is_late() -> None:
+    cache, made = Cache("geocode", lease_s=5.0), list[Any]()
+    async with running_operator(parallelism=2, uses=[cache]) as world:
+        slow = await world.launch_operator(0, asking(cache, ["a"], made, takes_s=20.0), [])
+        await world.advance(0.1)
+        quick = await world.launch_operator(1, asking(cache, ["a"], made, takes_s=1.0), [])
+        await until_done(world, [slow, quick])
+    assert made == [("a", 0), ("a", 1)]
+    assert slow.outputs == quick.outputs == [["a", 1]], "the first value stays, and all have it"
+
+
+async def test_a_restore_and_a_reset_take_no_value_back() -> None:  # H152
+    cache, made = Cache("geocode"), list[Any]()
+    async with running_operator(
+        parallelism=1, mode="streaming", uses=[cache], checkpoint=CheckpointConfig(hold_events=True), attempts_max=10
+    ) as world:
+        first = await world.launch_operator(0, asking(cache, ["a"], made), [])
+        answer = world.begin_checkpoint()
+        await until_done(world, [first])
+        assert answer.value > 0
+        await world.cancel_job()
+        again = await world.launch_operator(0, asking(cache, ["a"], made), [])
+        await until_done(world, [again])
+    assert len(made) == 1
+
+
+async def test_a_request_of_before_the_restore_gets_no_lease() -> None:  # H73
+    cache = Cache("geocode")
+    kept: dict[str, Any] = {"parallelism": 1, "mode": "streaming", "uses": [cache]}
+    async with running_operator(**kept) as world:
+        await world.launch_operator(0, passing_on)
+        await world.checkpoint()
+    restored = with_held_requests(world.checkpoints[-1], ["get", 1, b"a"], part="geocode")
+    async with running_operator(**kept, restored=restored) as world:
+        await world.launch_operator(0, passing_on)
+        assert cache.figures()["computing"] == 0
+
+
+async def test_keys_differ_by_type_and_values_arrive_as_new_objects() -> None:
+    cache, made = Cache("geocode"), list[Any]()
+    keys = [1, 1.0, True, "1", b"1", (1,), None, Address("Long Lane", 3)]
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        def make(key: Any) -> Any:
+            made.append(key)
+            return {"of": [key]}
+
+        for key in (*keys, *keys):
+            value = cache.get(key, lambda key=key: make(key))  # type: ignore[misc]
+            assert value == {"of": [key]}
+            value["of"].append("changed")
+            yield type(value["of"][0])
+
+    async with running_operator(parallelism=1, uses=[cache]) as world:
+        task = await world.launch_operator(0, work, [])
+        await until_done(world, [task])
+    assert made == keys
+    assert task.outputs == [type(key) for key in (*keys, *keys)]
+    exchanged = world.statistics.snapshot()["parts"]["geocode"]
+    assert exchanged["requests_received"] == 2 * len(keys), "the second time they come from the task itself"
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "text"),
+    [
+        ([1], TypeError, "must be hashable"),
+        ({"a": 1}, TypeError, "must be hashable"),
+        ((1, frozenset("ab")), TypeError, "has a set, whose order differs"),
+        (object(), EventEncodeError, "object"),
+        ("x" * KEY_BYTES_MAX, ValueError, "may have 32768 bytes, and this one has 32771: use a digest"),
+    ],
+    ids=["list", "dict", "set", "object", "long"],
+)
+async def test_a_key_that_cannot_be_one_is_refused_before_anything_is_asked(key: Any, error: Any, text: str) -> None:
+    cache = Cache("geocode")
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        with pytest.raises(error, match=text):
+            cache.get(key, lambda: pytest.fail("it was called"))
+        yield "refused"
+
+    async with running_operator(parallelism=1, uses=[cache]) as world:
+        task = await world.launch_operator(0, work, [])
+        await until_done(world, [task])
+    assert (task.outputs, task.error) == (["refused"], None)
+
+
+async def test_a_value_that_is_too_large_reaches_its_caller_and_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    cache, made = Cache("geocode"), list[int]()
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for size in (VALUE_BYTES_MAX - 5, VALUE_BYTES_MAX, VALUE_BYTES_MAX):
+            for _ in range(2):
+                yield len(cache.get(size, lambda size=size: made.append(size) or b"x" * size))  # type: ignore[misc]
+
+    async with running_operator(parallelism=1, uses=[cache]) as world:
+        task = await world.launch_operator(0, work, [])
+        await until_done(world, [task])
+    assert made == [VALUE_BYTES_MAX - 5, *[VALUE_BYTES_MAX] * 4]
+    assert len(task.outputs) == 6
+    assert cache.figures()["too_large_total"] == 4
+    assert [one.message for one in caplog.records].count("value too large for a cache") <= 1
+
+
+async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> None:
+    cache = Cache("geocode")
+
+    async def later() -> str:
+        return "later"
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
+        with pytest.raises(TypeError, match=r"in a coroutine, use `await cache\.get_async\(key, make\)`"):
+            cache.get("a", later)
+        with pytest.raises(LocalProtocolError, match=r"make returned coroutine, which has to be awaited: use `await"):
+            cache.get("a", lambda: later())
+        with pytest.raises(LocalProtocolError, match=r"asks the cache 'geocode' for that key itself"):
+            cache.get("a", lambda: cache.get("a", lambda: "inner"))
+        with pytest.raises(EventEncodeError, match="what make returned"):
+            cache.get("a", object)
+        with pytest.raises(TypeError, match="make must be a function without arguments"):
+            cache.get("a", "value")  # type: ignore[arg-type]
+        yield cache.get("a", lambda: cache.get("b", lambda: "of b") + " in a")
+
+    async with running_operator(parallelism=1, uses=[cache]) as world:
+        task = await world.launch_operator(0, work, [])
+        await until_done(world, [task])
+    assert task.error is None, repr(task.error)
+    assert task.outputs == ["of b in a"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_each_value_is_computed_by_one_at_a_time_whoever_is_lost(seed: int) -> None:
+    await cache_history(seed)
+
+
+def test_wrong_settings_are_refused() -> None:
+    for settings, text in (
+        ({"bytes_max": 0}, "bytes_max must be an int of at least 1, not 0"),
+        ({"lease_s": 0}, "lease_s must be a positive number"),
+        ({"lease_s": float("nan")}, "lease_s must be a positive number"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Cache("geocode", **settings)  # type: ignore[arg-type]
+    with pytest.raises(LocalProtocolError, match=r"handle\.subtask"):
+        Cache("geocode").get("a", lambda: 1)
+
+
+# --- coroutines: the part of a task, with the coordinator on the same loop --------------------------------------------
+
+
+class Clock:
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Driver:
+    """The coordinator's half of the cache of one operator, without the actors around it."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.clock = Clock()
+        self.timers: list[Callable[[], Any]] = []
+        self.half = cache.coordinator("op")
+        self.requests: list[str] = []
+
+    async def start(self) -> None:
+        await self.half.start(self)  # type: ignore[arg-type]
+
+    def call_later(self, delay_s: float, handler: Callable[[], Any]) -> None:
+        self.timers.append(handler)
+
+
+class TaskAlone:
+    """As much of a task's context as the part needs."""
+
+    def __init__(self, driver: Driver, subtask: int) -> None:
+        self._driver = driver
+        self._place = subtask, subtask
+        self.full = False
+        self.over = False
+        self.blocked: Queue[Any] = Queue()
+
+    def now(self) -> float:
+        return self._driver.clock.now()
+
+    async def request_async(self, payload: Any, timeout_s: float) -> Any:
+        if self.over:
+            raise AttemptOver("superseded")
+        self._driver.requests.append(payload[0])
+        reply = await self._driver.half.handle_request(*self._place, payload)
+        assert isinstance(reply, Reply)
+        answer = asyncio.get_running_loop().create_future()
+        waiting = _Recipient(answer)
+        reply._bind(waiting)  # type: ignore[arg-type]
+        try:
+            with anyio.fail_after(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise TimedOut("no answer") from None
+        finally:
+            waiting.over = True
+
+    def send_event_nowait(self, sent: Any) -> None:
+        if self.full:
+            raise GatewayFull("no capacity")
+        asyncio.get_running_loop().create_task(self._driver.half.handle_event_from_operator(*self._place, sent))
+
+    def send_event(self, sent: Any) -> None:
+        self.full = False
+        self.blocked.put(sent)
+
+    def timed_out(self, failure: str) -> TimedOut:
+        return TimedOut(failure)
+
+
+class _Recipient:
+    def __init__(self, answer: asyncio.Future[Any]) -> None:
+        self._answer = answer
+        self.over = False
+
+    def answer(self, value: Any) -> None:
+        if not self._answer.done():
+            self._answer.set_result(value)
+
+
+async def tasks_alone(cache: Cache, count: int) -> tuple[Driver, list[TaskAlone], list[CachePart]]:
+    driver = Driver(cache)
+    await driver.start()
+    tasks = [TaskAlone(driver, subtask) for subtask in range(count)]
+    parts = [CachePart("geocode") for _ in tasks]
+    for part, task in zip(parts, tasks, strict=True):
+        open_alone(part, task)
+    return driver, tasks, parts
+
+
+async def test_coroutines_that_want_one_key_ask_once_in_each_task() -> None:
+    cache, made = Cache("geocode"), list[str]()
+    driver, _, parts = await tasks_alone(cache, 3)
+
+    async def make() -> str:
+        made.append("a")
+        await anyio.sleep(0.01)
+        return "value"
+
+    wanted = [part.get_async("a", make, 60.0) for part in parts for _ in range(100)]
+    assert await asyncio.gather(*wanted) == ["value"] * 300
+    assert made == ["a"]
+    assert driver.requests.count("get") == 3
+    assert await parts[0].get_async("b", lambda: "plain function", 60.0) == "plain function"
+
+
+@pytest.mark.parametrize("how", ["cancelled", "raises", "times out"])
+async def test_if_one_coroutine_fails_exactly_one_of_the_others_computes(how: str) -> None:
+    cache, made = Cache("geocode"), list[int]()
+    _, _, parts = await tasks_alone(cache, 2)
+    began = anyio.Event()
+
+    async def make() -> str:
+        made.append(len(made))
+        began.set()
+        if len(made) == 1:
+            await anyio.sleep(0.05)
+            if how == "raises":
+                raise ValueError("no such place")
+            await anyio.sleep_forever()
+        return "value"
+
+    outcomes: list[Any] = []
+
+    async def want(part: CachePart, timeout_s: float = 60.0) -> None:
+        try:
+            outcomes.append(await part.get_async("a", make, timeout_s))
+        except Exception as error:
+            outcomes.append(type(error))
+
+    first = anyio.CancelScope()
+
+    async def want_first() -> None:
+        with first:
+            await want(parts[0])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(want_first)
+        await began.wait()
+        for part in parts:
+            for _ in range(5):
+                tasks.start_soon(want, part)
+        await anyio.wait_all_tasks_blocked()
+        if how == "times out":
+            await want(parts[1], 0.01)
+        if how != "raises":
+            first.cancel()
+    failed = {"raises": [ValueError], "cancelled": [], "times out": [TimedOut]}[how]
+    assert outcomes == [*failed, *["value"] * 10]
+    assert made == [0, 1]
+    cache._desk.book.check_invariants()
+    assert cache.figures()["computing"] == 0
+
+
+async def test_the_word_that_a_lease_has_ended_waits_for_capacity_in_another_thread() -> None:
+    cache = Cache("geocode")
+    _, tasks, parts = await tasks_alone(cache, 1)
+
+    async def make() -> str:
+        tasks[0].full = True
+        raise ValueError("no such place")
+
+    with pytest.raises(ValueError, match="no such place"):
+        await parts[0].get_async("a", make, 60.0)
+    assert await anyio.to_thread.run_sync(tasks[0].blocked.get, True, 60.0) == ["end", 1, False]
+
+
+async def test_a_task_that_is_over_ends_its_coroutines_with_that() -> None:
+    cache = Cache("geocode")
+    _, tasks, parts = await tasks_alone(cache, 1)
+    tasks[0].over = True
+    with pytest.raises(AttemptOver, match="superseded"):
+        await parts[0].get_async("a", lambda: 1, 60.0)
+
+
+async def test_the_blocking_form_names_the_awaitable_one() -> None:
+    with pytest.raises(
+        LocalProtocolError, match=r"cache\.get\(\) would stop the event loop .* `await cache\.get_async"
+    ):
+        Cache("geocode").get("a", lambda: 1)
