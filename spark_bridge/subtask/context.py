@@ -421,7 +421,9 @@ def refuse_on_loop(blocking: str, awaitable: str) -> None:
     Both are the names of methods, or what is written in a program: ``with permits`` and ``async with permits``.
     """
     if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:
-        called, use = (f"{blocking}()", f"await {awaitable}(...)") if awaitable.isidentifier() else (blocking, awaitable)
+        called, use = blocking, awaitable
+        if blocking.isidentifier():
+            called, use = f"{blocking}()", f"await {awaitable}(...)"
         raise LocalProtocolError(
             f"{called} would stop the event loop that runs here, with all of its coroutines: use `{use}`"
         )

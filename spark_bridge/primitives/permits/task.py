@@ -90,8 +90,8 @@ class PermitsPart(TaskPart):
             )
         if weight > self._burst:
             raise LocalProtocolError(
-                f"a use of the permits {self._name!r} has the weight {weight}, but their burst is {self._burst}, and no "
-                "more may be used at one moment: pass a larger burst to sidecar.permits(), or divide the use"
+                f"a use of the permits {self._name!r} has the weight {weight}, but their burst is {self._burst}, and "
+                "no more may be used at one moment: pass a larger burst to sidecar.permits(), or divide the use"
             )
 
     def acquire(self, weight: int, timeout_s: float, *, may_be_held: bool = True) -> int | None:
@@ -301,9 +301,9 @@ class PermitUse:
             AttemptOver: the attempt is over.
         """
         if self._part is None or self._number is None:
-            raise LocalProtocolError("correct() of a use that has not begun: call it inside `with permits.weight(...)`")
+            raise LocalProtocolError("correct() of a use that has not begun: call it in `with permits.weight(...)`")
         if self._corrected:
-            raise LocalProtocolError("correct() was called twice for one use: call it once, with the weight that it had")
+            raise LocalProtocolError("correct() was called twice for one use: call it once, with what it really was")
         self._corrected = True
         if weight != self._weight:
             self._part.correct(self._number, self._weight, weight)
