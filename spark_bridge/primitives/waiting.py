@@ -6,10 +6,12 @@ functions, which never suspend on a thread."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from protocol.errors import GatewayFull
+from protocol.errors import GatewayFull, ProtocolError
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SEND_AGAIN_S = 0.05
+"""After so long, a coroutine's event that found no capacity is sent again."""
 
 
 class OnThread:
@@ -52,6 +55,37 @@ class OnLoop(OnThread):
         except GatewayFull:
             return False
         return True
+
+
+class Unsent:
+    """What a part has to send, in its order. What fails to leave is sent by a later call. For any thread."""
+
+    def __init__(self) -> None:
+        self._events: deque[list[Any]] = deque()
+
+    def append(self, event: list[Any]) -> None:
+        self._events.append(event)
+
+    def send(self, by: OnThread) -> None:
+        """Send all, as far as there is capacity. Raises as ``send_event`` does."""
+        while True:
+            try:
+                event = self._events.popleft()
+            except IndexError:
+                return
+            left = False
+            try:
+                left = by.send(event)
+            finally:
+                if not left:
+                    self._events.appendleft(event)
+            if not left:  # a coroutine does not wait for capacity
+                asyncio.get_running_loop().call_later(SEND_AGAIN_S, self._send_later, by)
+                return
+
+    def _send_later(self, by: OnThread) -> None:
+        with suppress(ProtocolError):  # the attempt is over
+            self.send(by)
 
 
 def waiting_here(context: SubtaskContext) -> OnThread:

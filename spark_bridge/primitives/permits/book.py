@@ -108,9 +108,7 @@ class PermitBook:
         """Whether permits may be held ahead of need: not if single ones have a weight."""
         return self._schedule is not None and self._schedule.shares
 
-    def ask(
-        self, ticket: Ticket, needs_slot: bool, until: float, now: float, weight: int = 1
-    ) -> list[PermitEffect]:
+    def ask(self, ticket: Ticket, needs_slot: bool, until: float, now: float, weight: int = 1) -> list[PermitEffect]:
         """Wait for a slot, if one is needed, and get a permit of the rate, if that is limited.
 
         From the first weight above 1 on, no permits are handed out ahead of need.

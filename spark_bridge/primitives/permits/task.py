@@ -17,10 +17,8 @@ to a task            ["permits", delays]                            answer to "m
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from bisect import insort
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -28,9 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from protocol.arguments import AT_LEAST_1, WAIT, between, checked
 from protocol.describing import show
-from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError, ProtocolError
+from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
-from spark_bridge.primitives.waiting import SEND_AGAIN_S, OnLoop, OnThread, finished, waiting_here
+from spark_bridge.primitives.waiting import OnLoop, OnThread, Unsent, finished, waiting_here
 from spark_bridge.subtask.context import refuse_on_loop
 from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
@@ -74,7 +72,7 @@ class PermitsPart(TaskPart):
         self._idle_slots: list[int] = []
         self._used_slots: list[int] = []
         self._contended = 0, False  # the version, and whether others wait
-        self._unsent: deque[list[Any]] = deque()  # what is given back, and could not be sent yet
+        self._unsent = Unsent()  # what is given back
         self._lock = threading.Lock()
         self._context: SubtaskContext
 
@@ -112,7 +110,7 @@ class PermitsPart(TaskPart):
         if weight != 1:
             self.check_weight(weight)
         wait = _Wait(by, weight, timeout_s, self._now() + timeout_s)
-        self._send_back(by)
+        self._unsent.send(by)
         with self._lock:
             slot = self._idle_slots.pop() if self._idle_slots else None
             needs_slot = self._limits_users and slot is None
@@ -183,12 +181,12 @@ class PermitsPart(TaskPart):
             if slot is not None:
                 self._keep_or_return(slot)
         with suppress(Exception):
-            self._send_back(by)
+            self._unsent.send(by)
 
     def correct(self, number: int, before: int, after: int) -> None:
         """A use has another weight than it asked for."""
         self._unsent.append(["correct", number, before, after])
-        self._send_back(waiting_here(self._context))
+        self._unsent.send(waiting_here(self._context))
 
     def release(self) -> None:
         """Give a slot back, or keep it for the next use if nobody else waits for one."""
@@ -201,7 +199,7 @@ class PermitsPart(TaskPart):
                     "or use `with permits:`"
                 )
             self._keep_or_return(self._used_slots.pop())
-        self._send_back(waiting_here(self._context))
+        self._unsent.send(waiting_here(self._context))
 
     def _keep_or_return(self, slot: int) -> None:
         """Keep a slot for the next use, unless others wait or one is kept already. Under the lock."""
@@ -209,27 +207,6 @@ class PermitsPart(TaskPart):
             self._unsent.append(["release", [slot]])
         else:
             self._idle_slots.append(slot)
-
-    def _send_back(self, by: OnThread) -> None:
-        """Send what is given back, in its order. What fails to leave is sent by a later call."""
-        while True:
-            try:
-                event = self._unsent.popleft()
-            except IndexError:
-                return
-            left = False
-            try:
-                left = by.send(event)
-            finally:
-                if not left:
-                    self._unsent.appendleft(event)
-            if not left:  # a coroutine does not wait for capacity
-                asyncio.get_running_loop().call_later(SEND_AGAIN_S, self._send_later, by)
-                return
-
-    def _send_later(self, by: OnThread) -> None:
-        with suppress(ProtocolError):  # the attempt is over
-            self._send_back(by)
 
     def _take_ahead(self) -> float | None:
         """The moment from which the next permit held ahead may be used; None if there is none. Under the lock."""
@@ -263,7 +240,7 @@ class PermitsPart(TaskPart):
                     if self._contended[1] and self._idle_slots:
                         self._unsent.append(["release", self._idle_slots])
                         self._idle_slots = []
-                self._send_back(OnThread(self._context))
+                self._unsent.send(OnThread(self._context))
             case _:
                 raise ValueError(f"not an event of permits: {show(event, 80)}; {SAME_RELEASE}")
 
