@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import random
 from collections.abc import Callable, Sequence
@@ -12,12 +13,13 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import anyio
 import pytest
 
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket, Withdraw
 from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, Permit, RateSchedule
-from spark_bridge.primitives.permits.task import PermitsPart
+from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
 from spark_bridge.subtask.errors import TimedOut
 from tests.primitives.stand_ins import open_alone
 
@@ -708,3 +710,139 @@ def test_a_task_that_waits_long_gets_the_permits_of_those_that_give_up() -> None
     line.sleep = give_up_meanwhile  # type: ignore[method-assign]
     part.acquire(1, 600.0)
     assert line.time <= 30.0, "it waits for its look, and for one interval"
+
+
+# --- coroutines -------------------------------------------------------------------------------------------------------
+
+
+class LoopLine(Line):
+    """A line for coroutines. The book's slots are answered when they are free."""
+
+    def __init__(self, book: PermitBook) -> None:
+        super().__init__(book)
+        self.waiting: dict[Ticket, asyncio.Future[Any]] = {}
+        self.full = 0
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def carry_out(self, effects: list[PermitEffect]) -> None:
+        self.book.check_invariants()
+        for effect in effects:
+            answer = self.waiting.pop(effect.ticket)
+            if not answer.done():
+                answer.set_result(effect.delay_s if isinstance(effect, Grant) else None)
+
+    async def request_async(self, request: Any, timeout_s: float) -> Any:
+        _, number, needs_slot, left_s, weight = request
+        it, now = Ticket(self.asker, number), self.now()
+        answer = self.waiting[it] = asyncio.get_running_loop().create_future()
+        self.carry_out(self.book.ask(it, needs_slot, now + left_s, now, weight))
+        return await answer
+
+    def send_event_nowait(self, event: Any) -> None:
+        if self.full:
+            self.full -= 1
+            raise GatewayFull("full")
+        now = self.now()
+        match event:
+            case ["give up", number]:
+                self.carry_out(self.book.give_up(Ticket(self.asker, number), now))
+            case ["release", numbers]:
+                self.carry_out(self.book.release(self.asker, numbers, now))
+            case ["correct", number, before, after]:
+                self.carry_out(self.book.correct(Ticket(self.asker, number), before, after, now))
+
+
+def permits_of(part: PermitsPart) -> PermitsInTask:
+    permits = PermitsInTask("api")
+    permits._part = lambda: part  # type: ignore[method-assign]
+    return permits
+
+
+def on_a_loop(book: PermitBook, burst: int = 0) -> tuple[LoopLine, PermitsInTask]:
+    part, line = PermitsPart("api", burst, book._slots > 0, False), LoopLine(book)
+    line.part = part
+    open_alone(part, line)
+    return line, permits_of(part)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("full", [0, 1], ids=["capacity", "no capacity"])
+@pytest.mark.parametrize("seed", range(5))
+async def test_coroutines_that_are_cancelled_give_everything_back(seed: int, full: int) -> None:  # H176
+    chance, book = random.Random(seed), PermitBook(None, 1, 3)
+    line, permits = on_a_loop(book)
+    inside: list[int] = []
+
+    async def use(number: int) -> None:
+        async with permits:
+            inside.append(number)
+            assert len(inside) <= 3
+            await asyncio.sleep(0.001 * chance.random())
+            inside.remove(number)
+
+    async def cancelled(number: int) -> None:
+        with anyio.move_on_after(0.01 * chance.random()):
+            try:
+                await use(number)
+            finally:
+                inside[:] = [one for one in inside if one != number]
+
+    line.full = full
+    async with anyio.create_task_group() as tasks:
+        for number in range(200):
+            tasks.start_soon(cancelled, number)
+    await use(-1)
+    with anyio.fail_after(60.0):
+        while book.in_use > 1:  # noqa: ASYNC110 - one is kept for the next use, and the rest may leave later
+            await asyncio.sleep(0.01)
+    assert not book.contended
+    assert not book._later
+
+
+@pytest.mark.anyio
+async def test_a_use_with_a_weight_is_corrected_in_a_coroutine_and_on_a_thread() -> None:  # H111
+    book = PermitBook(0.001, 10, 0)
+    _, permits = on_a_loop(book, 10)
+    async with permits.weight(10) as used:
+        used.correct(4)
+        with pytest.raises(LocalProtocolError, match=r"correct\(\) was called twice"):
+            used.correct(4)
+    async with permits.weight(6):
+        pass
+    with pytest.raises(LocalProtocolError, match="entered twice"):
+        async with used:
+            pass
+    with pytest.raises(LocalProtocolError, match=r"has the weight 11, but their burst is 10.*or divide the use"):
+        async with permits.weight(11):
+            pass
+    with pytest.raises(LocalProtocolError, match="a use that has not begun"):
+        permits.weight(1).correct(1)
+    for blocking, named in (
+        (permits.acquire, r"use `await acquire_async\(\.\.\.\)`"),
+        (permits.__enter__, "use `async with permits`"),
+        (permits.weight(1).__enter__, r"use `async with permits\.weight"),
+    ):
+        with pytest.raises(LocalProtocolError, match=named):
+            blocking()
+
+
+def test_a_weight_needs_a_rate() -> None:
+    part, _ = a_task(PermitBook(None, 1, 1))
+    with pytest.raises(LocalProtocolError, match="was given a weight, but they limit no rate"):
+        part.acquire(2, 1.0)
+
+
+def test_a_use_on_a_thread_waits_for_its_weight_and_corrects_it() -> None:  # H111
+    part, line = a_task(PermitBook(1.0, 10, 0))
+    permits = permits_of(part)
+    with permits.weight(10) as used:
+        used.correct(7)
+    with permits.weight(3):
+        assert line.time == 0.0
+    with permits.weight(3) as used:
+        assert line.time == 3.0
+    used.correct(13)
+    with permits.weight(1):
+        assert line.time == 14.0

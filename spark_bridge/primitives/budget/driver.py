@@ -59,8 +59,9 @@ class Budget(BudgetInTask, Primitive):
     larger total there is more, and with one below what is spent, the budget is exhausted. What is spent is written
     when the last operator that uses the budget ends. Before that, a ceiling above it is written, in advance, and
     nothing is reserved beyond it. So if the driver is killed, that ceiling counts as spent: it is above what was really
-    spent by what was reserved, or waited first, at the last write, and by at most a fiftieth of the total. Of two programs that use one storage, the
-    later one has it, as for checkpoints. Without a storage, the budget lives as long as this object.
+    spent by what was reserved, or waited first, at the last write, and by at most a fiftieth of the total. Of two
+    programs that use one storage, the later one has it, as for checkpoints. Without a storage, the budget lives as long
+    as this object.
 
     Args:
         name: the name of the part, at most 200 characters. The next run finds the budget by it.
@@ -209,7 +210,9 @@ class _Desk:
                     reply.answer(self.exhausted(amount))
                 case Withdraw():
                     reply.answer(None)
-        if self._port is not None and self._writing is None and (ceiling := self.book.wanted_ceiling()) is not None:
+        if self._port is None or self._writing is not None or not self._halves:
+            return
+        if (ceiling := self.book.wanted_ceiling()) is not None:
             self._write(ceiling)
 
     def exhausted(self, amount: int | None = None) -> str:
