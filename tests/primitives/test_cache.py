@@ -253,7 +253,7 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
         with pytest.raises(TypeError, match=r"in a coroutine, use `await cache\.get_async\(key, make\)`"):
             cache.get("a", later)
         with pytest.raises(LocalProtocolError, match=r"make returned coroutine, which has to be awaited: use `await"):
-            cache.get("a", lambda: later())
+            cache.get("a", lambda: later())  # noqa: PLW0108 - is not async itself
         with pytest.raises(LocalProtocolError, match=r"asks the cache 'geocode' for that key itself"):
             cache.get("a", lambda: cache.get("a", lambda: "inner"))
         with pytest.raises(EventEncodeError, match="what make returned"):
