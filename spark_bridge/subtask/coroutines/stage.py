@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import describe, show
@@ -72,7 +73,7 @@ class AsyncStage(SubtaskOperator):
     """Runs what ``concurrently`` was given. Its state is consistent wherever it waits or has yielded."""
 
     snapshot_anywhere = True
-    counts_records = False
+    goes_on_after_restore = True
     takes_pauses = True
 
     def __init__(self, settings: Concurrently) -> None:
@@ -82,6 +83,7 @@ class AsyncStage(SubtaskOperator):
         self._operator = settings.call() if settings.is_class else AsyncOperator()
         self._resources = AsyncExitStack()
         self._lifespan: tuple[Any, ...] = ()
+        self._taken = 0  # how many records of this input are in flight or have left
         self._keeps = False  # whether checkpoints hold what is in flight
         self._started = False
         self._leaving: _Result | None = None  # one that is being given out
@@ -95,8 +97,11 @@ class AsyncStage(SubtaskOperator):
     def open(self, context: SubtaskContext[Any], state: bytes | None) -> None:
         self._context = context
         self._keeps = context.mode == RestoreMode.STREAMING  # otherwise Spark computes all records again
-        if state and not context.input_begins_again:
-            self._flights.restore(map(_restored, _flights_of(state)))
+        if state:
+            fields = decode_state(STATE, state)
+            self._flights.restore(map(_restored, fields["flights"]))
+            if context.input_begins_again:
+                self._taken = fields["taken"]
         channel = context._channel
         self._loop = (channel.stepped_loop or TaskLoop)(channel)
 
@@ -137,7 +142,9 @@ class AsyncStage(SubtaskOperator):
         loop, flights = self._loop, self._flights
         assert loop is not None
         failures = current_part("sink", self._settings.failures_to) if self._settings.failures_to else None
-        more = pull = True
+        more, pull = True, False
+        for _ in islice(records, self._taken):
+            pass  # they have left, or are restored
         try:
             loop.run(self._start)
             while more or flights:
@@ -161,6 +168,7 @@ class AsyncStage(SubtaskOperator):
 
     def _take(self, record: Any) -> None:
         self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+        self._taken += 1
         self._begin()
 
     def _begin(self) -> None:
@@ -266,10 +274,11 @@ class AsyncStage(SubtaskOperator):
         self._know_landed()
         leaving = [] if self._leaving is None else [[b"", self._leaving.as_value()]]
         flights = [[one.encoded, result and result.as_value()] for one, result in self._flights.held()]
-        return _state_of([*leaving, *flights])
+        return _state_of(self._taken, [*leaving, *flights])
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
-        return _state_of(flight for state in states.values() if state for flight in _flights_of(state))
+        """What is in flight in all of them. A position would be that of the same input, which other subtasks refuse."""
+        return _state_of(0, (flight for state in states.values() if state for flight in _flights_of(state)))
 
 
 def _is_cancelled() -> bool:
@@ -277,8 +286,8 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _state_of(flights: Iterable[Any]) -> bytes:
-    return encode_state(STATE, {"flights": list(flights)})
+def _state_of(taken: int, flights: Iterable[Any]) -> bytes:
+    return encode_state(STATE, {"taken": taken, "flights": list(flights)})
 
 
 def _flights_of(state: bytes) -> list[Any]:
