@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -398,7 +399,7 @@ async def cache_history(seed: int) -> None:
             key = f"key {spread(f'{number} {context.subtask}', seed)}"
             while True:
                 try:
-                    answer = cache.get(key, lambda key=key: make(key), timeout_s=chance_s(key, context))
+                    answer = cache.get(key, partial(make, key), timeout_s=chance_s(key, context))
                 except (TimedOut, ValueError):
                     context.sleep(0.01)
                 else:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from headgate import Sidecar, SidecarConfig
@@ -32,7 +33,7 @@ def main(storage: str, calls: str) -> None:
 
         def work(records: Iterator[Any]) -> Iterator[int]:
             for number in range(40):
-                yield cache.get(number, lambda number=number: ask(number))  # type: ignore[misc]
+                yield cache.get(number, partial(ask, number))
 
         print("sum", sum(job.run(work)), flush=True)
         print("computed", cache.figures()["computed_total"], flush=True)

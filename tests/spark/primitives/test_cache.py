@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,13 @@ def test_two_sessions_of_one_program_share_what_is_durable(spark: SparkSession, 
     calls = tmp_path / "calls"
 
     def ask(cache: Cache) -> Any:
+        def make(key: Any) -> Any:
+            note(calls, "call")
+            return {"of": key}
+
         def work(records: Iterator[Any]) -> Iterator[Any]:
             for key in (("Long Lane", 1), ("Long Lane", 2)):
-                yield cache.get(key, lambda key=key: note(calls, "call") or {"of": key})  # type: ignore[misc]
+                yield cache.get(key, partial(make, key))
 
         return work
 
