@@ -577,6 +577,7 @@ HISTORIES = (
     counters_history,
     permits_history,
     given_up_history,
+    cache_history,
     shared_history,
     chain_history,
 )

@@ -8,17 +8,28 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import anyio
 import pytest
 
-from headgate import Cache, CheckpointConfig, Reply, SubtaskContext, event
+from headgate import (
+    Cache,
+    CheckpointConfig,
+    CheckpointStorage,
+    FailureKind,
+    FailureReason,
+    Reply,
+    SubtaskContext,
+    event,
+)
 from headgate.errors import EventEncodeError, TimedOut
 from headgate.testing import running_operator
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.cache.task import KEY_BYTES_MAX, VALUE_BYTES_MAX, CachePart
+from spark_bridge.storage import StorageError, StorageSession
 from tests.primitives.histories import cache_history, passing_on, results, until_done, with_held_requests
 from tests.primitives.stand_ins import open_alone
 
@@ -260,7 +271,7 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
 
     def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
         with pytest.raises(TypeError, match=r"in a coroutine, use `await cache\.get_async\(key, make\)`"):
-            cache.get("a", later)
+            cache.get("a", later)  # type: ignore[unused-coroutine]
         with pytest.raises(LocalProtocolError, match=r"make returned coroutine, which has to be awaited: use `await"):
             cache.get("a", returns_a_coroutine)
         with pytest.raises(LocalProtocolError, match=r"asks the cache 'geocode' for that key itself"):
@@ -311,9 +322,15 @@ class Driver:
         self.timers: list[Callable[[], Any]] = []
         self.half = cache.coordinator("op")
         self.requests: list[str] = []
+        self.failures: list[Exception] = []
+        self.failed = anyio.Event()
 
     async def start(self) -> None:
         await self.half.start(self)  # type: ignore[arg-type]
+
+    def fail_job(self, cause: Exception) -> None:
+        self.failures.append(cause)
+        self.failed.set()
 
     def call_later(self, delay_s: float, handler: Callable[[], Any]) -> None:
         self.timers.append(handler)
@@ -472,3 +489,62 @@ async def test_the_blocking_form_names_the_awaitable_one() -> None:
         LocalProtocolError, match=r"cache\.get\(\) would stop the event loop .* `await cache\.get_async"
     ):
         Cache("geocode").get("a", lambda: 1)
+
+
+# --- durable ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_durable_value_is_in_the_storage_before_anybody_has_it(tmp_path: Path) -> None:  # H183
+    made: list[str] = []
+
+    def make() -> str:
+        made.append("a")
+        return "value"
+
+    async with StorageSession(CheckpointStorage(tmp_path)) as session:
+        port = session.values("geocode")
+        cache = Cache("geocode", values=lambda: port)
+        driver, _, parts = await tasks_alone(cache, 2)
+        got: list[str] = []
+
+        async def want(part: CachePart) -> None:
+            got.append(await part.get_async("a", make, 60.0))
+
+        async with anyio.create_task_group() as tasks:
+            async with port._busy:  # the storage is slow
+                tasks.start_soon(want, parts[0])
+                await anyio.wait_all_tasks_blocked()
+                await driver.half.subtask_failed(0, 0, FailureReason(FailureKind.KILLED, "killed by the test"))
+                tasks.start_soon(want, parts[1])
+                await anyio.wait_all_tasks_blocked()
+                assert got == [], "it would be lost with the driver"
+        assert got == ["value"] * 2
+        await driver.half.close()
+    async with StorageSession(CheckpointStorage(tmp_path)) as session:
+        cache = Cache("geocode", values=lambda: session.values("geocode"))
+        _, _, parts = await tasks_alone(cache, 1)
+        assert await parts[0].get_async("a", make, 60.0) == "value"
+    assert made == ["a"]
+
+
+async def test_a_value_that_cannot_be_written_fails_the_jobs_and_is_seen_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H183
+    monkeypatch.setattr("spark_bridge.storage.port._RETRY_S", 0.001)
+    async with StorageSession(CheckpointStorage(tmp_path)) as session:
+        cache = Cache("geocode", values=lambda: session.values("geocode"))
+        driver, _, parts = await tasks_alone(cache, 1)
+        folder = tmp_path / "_caches"
+        folder.write_text("a file is in the way")
+        got: list[str] = []
+
+        async def want() -> None:
+            got.append(await parts[0].get_async("a", lambda: "value", 60.0))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(want)
+            await driver.failed.wait()
+            assert got == []
+            folder.unlink()
+        assert got == ["value"]
+        assert isinstance(driver.failures[0], StorageError)

@@ -96,7 +96,12 @@ def test_a_damaged_file_is_an_error_that_names_it_and_says_what_to_do(tmp_path: 
     (file, _) = files_of(tmp_path)
     data = bytearray(file.read_bytes())
     data[40] ^= 1
-    changed = {"cut": data[:-1], "changed": data, "empty": b"", "another file": b"PAR1" * 20}
+    changed: dict[str, bytes] = {
+        "cut": bytes(data[:-1]),
+        "changed": bytes(data),
+        "empty": b"",
+        "another file": b"PAR1" * 20,
+    }
     file.write_bytes(changed[damage])
     with pytest.raises(StorageError, match=rf"{file.name}: it is .*or delete it, and its values are computed again"):
         opened(str(tmp_path))
