@@ -369,7 +369,7 @@ async def permits_history(seed: int) -> None:
 
 
 async def cache_history(seed: int) -> None:
-    """Each value is computed by one at a time, whoever is lost or gives up, and all have the same one (H183)."""
+    """Each value is computed by one at a time, though tasks are lost and give up, and all have the same one (H183)."""
     chance = random.Random(seed)
     computing: dict[str, tuple[tuple[int, int], float]] = {}  # by key: who, and since when
     computed: list[str] = []

@@ -290,7 +290,7 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_each_value_is_computed_by_one_at_a_time_whoever_is_lost(seed: int) -> None:
+async def test_each_value_is_computed_by_one_at_a_time_though_tasks_are_lost(seed: int) -> None:
     await cache_history(seed)
 
 
