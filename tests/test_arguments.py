@@ -142,7 +142,7 @@ _ENGINE = "public for other parts of Headgate only"
 NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
-            *(f"{part}.coordinator" for part in ("Group", "Permits", "SharedValue", "WorkQueue")),
+            *(f"{part}.coordinator" for part in ("Cache", "Group", "Permits", "SharedValue", "WorkQueue")),
             *("SharedValue.attach", "SharedValue.detach", "types.Confirmation.settle"),
             *("types.OperatorStatus.attempts_of",),
             *("types.SidecarStatus.from_dict", "types.LatencyRecorder.record", "types.LatencyRecorder.since"),

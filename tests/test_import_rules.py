@@ -182,6 +182,7 @@ LAYERS = (
     # The ready-made parts: `driver.py` of each runs on the driver, everything else in tasks too.
     Layer("spark_bridge/primitives/primitive.py", PARTS | {"actors"}),
     Layer("spark_bridge/primitives/chain.py", PARTS | {"actors", "spark_bridge.sinks"}),
+    Layer("spark_bridge/primitives/cache/driver.py", PARTS | {"actors", "anyio", "spark_bridge.storage"}),
     *(
         Layer(f"spark_bridge/primitives/{part}/driver.py", PARTS | {"actors"})
         for part in ("counters", "group", "permits", "shared_value", "work_queue")
@@ -226,6 +227,7 @@ PUBLIC = frozenset(
         "protocol.attempts.FailureReason",
         "protocol.wire.messages.RestoreMode",
         "spark_bridge.subtask.context.SubtaskContext",
+        "spark_bridge.subtask.context.refuse_on_loop",
         "spark_bridge.subtask.errors",
         "spark_bridge.subtask.operator.SubtaskOperator",
         "spark_bridge.subtask.source.SplitReader",
@@ -252,6 +254,13 @@ PUBLIC = frozenset(
 _COMPOSED = "it puts together the parts of an operator, which the engine then runs as one"
 _GIVEN = "a stage is made and checked as what is given to handle.subtask()"
 INTERNALS = {
+    **dict.fromkeys(
+        [
+            ("spark_bridge/primitives/cache/driver.py", f"spark_bridge.storage.port.{name}")
+            for name in ("ValuePort", "ValueUser")
+        ],
+        "a durable cache outlives its application in the sidecar's storage",
+    ),
     ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _COMPOSED,

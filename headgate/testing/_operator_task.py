@@ -261,6 +261,7 @@ class _Channel:
         self.mailbox = OperatorMailbox(sys.maxsize, sys.maxsize)
         self.statistics = ChannelStatistics()
         self.at_barrier: Callable[[bool], bool] = lambda may_decline: may_decline
+        self.stepped_loop: Callable[[TaskChannel], Any] | None = None
         self._task = task
         self._endpoint = endpoint
         self._thread = threading.get_ident()

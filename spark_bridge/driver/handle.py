@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, TypeVar, cast
 
 from actors.logs import get_logger
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, Rule, checked
-from protocol.describing import a_type, show
+from protocol.describing import a_type, name_of, show
 from protocol.event_types import Output, Received, Sent
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.codec import decode_event
@@ -241,7 +241,10 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
                     did_you_mean=finding.meant,
                 )
         elif iscoroutinefunction(made):
-            raise TypeError(f"{show(operator)} must not be async: write a plain function")
+            raise TypeError(
+                f"{show(operator)} is async: let it be called for each record, many at a time, with "
+                f"headgate.concurrently({name_of(made)}, limit=100), or write a plain function of the records"
+            )
         function = function_operator(operator, args, kwargs)
         # A part may handle events. That of the counters, which all have, does not.
         self._shipped(TaskPart if len(self._task_parts) > 1 else FunctionOperator if function else made)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Never, Protocol
@@ -17,11 +17,26 @@ from protocol.describing import class_name, name_of
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
 from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
+from spark_bridge.subtask.context import QUESTIONS
+from spark_bridge.subtask.coroutines.concurrently import Concurrently
 from spark_bridge.subtask.operator import SubtaskOperator, operator_factory
 from spark_bridge.subtask.parts import COUNTERS, check_operator
 
 StageOperator = Callable[..., SubtaskOperator | Iterable[Any] | None]
 """The class of an operator, a function that makes one, or a function of the records that reach it."""
+
+
+class Questions(OperatorCoordinator):
+    """The driver's half of what coroutines ask: a part outside of checkpoints, which asks the part that is meant.
+
+    So a question passes while a checkpoint waits for the task's thread, which may be away for long (H152).
+    """
+
+    parts: Parts
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        index, question = request
+        return await self.parts[index].method("handle_request")(subtask, attempt, question)
 
 
 class OperatorPair(Protocol):
@@ -44,6 +59,8 @@ class Chain:
 
     coordinators: Mapping[str, GivenCoordinator] = field(repr=False)
     operators: Mapping[str, Callable[[], SubtaskOperator]] = field(repr=False)
+    beside: Mapping[str, Callable[[], SubtaskOperator]] = field(default_factory=dict, repr=False)
+    """Sinks that no stage feeds in order: those of an async stage's failures."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -92,10 +109,16 @@ def chain(
         raise ValueError("a chain needs at least one stage: chain(source=..., transform=..., sink=...)")
     coordinators: dict[str, GivenCoordinator] = {}
     operators: dict[str, Callable[[], SubtaskOperator]] = {}
+    sinks: dict[str, Callable[[], SubtaskOperator]] = {}
     for name, stage in stages.items():
         coordinators[name], operator = _halves(checked_name(name), stage)
+        if isinstance(operator, Concurrently) and isinstance(operator.on_error, TwoPhaseSink):
+            beside = f"{name}.failures"
+            coordinators[beside], write = _halves_of_sink(operator.on_error)
+            sinks[beside] = operator_factory(write)
+            operator = replace(operator, failures_to=beside)
         operators[name] = operator_factory(operator)
-    return Chain(coordinators, operators)
+    return Chain(coordinators, operators, sinks)
 
 
 def _halves(name: str, stage: Any) -> tuple[GivenCoordinator, StageOperator]:
@@ -193,5 +216,11 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
     if not isinstance(given, Chain):
         return Composed(parts_of(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters, named)
     of_stages = {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
+    questions = None
+    if any(isinstance(getattr(make, "func", None), Concurrently) for make in stages.values()):
+        outside.append(QUESTIONS)
+        coordinators[QUESTIONS] = questions = Questions()
     parts = parts_of(None, {**coordinators, **of_stages}, given.stages, outside)
-    return Composed(parts, {**task_parts, **stages}, counters, named, given.stages)
+    if questions is not None:
+        questions.parts = parts
+    return Composed(parts, {**task_parts, **stages, **given.beside}, counters, named, given.stages)

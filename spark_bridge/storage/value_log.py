@@ -72,7 +72,10 @@ class ValueLog:
         self._known.append(self._write(list(entries)))
 
     def merge_if_due(self, value_of: Callable[[bytes], bytes | None], live_bytes: int) -> None:
-        """Make room. ``value_of`` says what the cache still has, and ``live_bytes`` how much that is."""
+        """Write fewer and smaller files, if that is worth it.
+
+        ``value_of`` says what the cache still has, and ``live_bytes`` how much that is.
+        """
         sizes = [file.size for file in self._known]
         if sum(sizes) > 2 * live_bytes + _WASTE_BYTES:
             first = 0

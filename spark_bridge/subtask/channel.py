@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from protocol.errors import AttemptOver, GatewayFull, ProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
@@ -131,6 +131,7 @@ class SubtaskChannel:
         self.waker = Waker(lambda: self.stopping)
         self.at_barrier: Callable[[bool], bool] = self._decline_at_barrier
         """Called when a barrier comes while the task's thread waits: whether it may be declined. True if it was met."""
+        self.stepped_loop: Callable[[Any], Any] | None = None
         self.table = ONE_PART
         """The parts of the operator, as the driver has named them."""
         self.failure: BaseException | None = None

@@ -27,7 +27,11 @@ from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.task_channel import TaskChannel
 from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
 
-__all__ = ["Calls", "Counters", "SubtaskContext", "inner_context", "refuse_on_loop"]
+__all__ = ["QUESTIONS", "Calls", "Counters", "SubtaskContext", "inner_context", "refuse_on_loop"]
+
+
+QUESTIONS = "headgate.questions"
+"""The part outside of checkpoints that asks another part's coordinator what a coroutine asks."""
 
 
 @runtime_checkable
@@ -59,6 +63,8 @@ class Calls:
         self.limits = endpoint.wire_limits
         self.counters: Counters | None = None
         self.inside: str | None = None
+        self.can_cut: Callable[[], bool] = lambda: True
+        """Whether a snapshot can be taken where the stage that runs waits."""
         self._handle = handle
         self._task_thread = threading.get_ident()
         self._requests: dict[Any, Any] = {}  # of coroutines, by their loop
@@ -72,7 +78,9 @@ class Calls:
 
     async def ask_on_loop(self, payload: bytes, timeout_s: float, part: int) -> bytes:
         """Send an encoded request from the loop that runs here, and await its answer."""
-        from spark_bridge.subtask.loop_requests import of_this_loop  # it needs asyncio, which few tasks have imported
+        from spark_bridge.subtask.coroutines.requests import (
+            of_this_loop,  # it needs asyncio, which few tasks have imported
+        )
 
         return await of_this_loop(self.channel, self._requests).ask(payload, timeout_s, part)
 
@@ -85,6 +93,20 @@ class Calls:
             self._handle(item)
             count += 1
         return count
+
+    def wait_until(self, ready: Callable[[], bool]) -> bool:
+        """Wait until ``ready()`` or something is in the mailbox, and handle that.
+
+        False if a barrier is next that cannot be met here: what has to be cut first is upstream.
+        """
+        channel = self.channel
+        channel.wait_until(ready)
+        while channel.mailbox:
+            if channel.mailbox.starts_with_barrier and not self.can_cut():
+                return False
+            if (item := channel.take()) is not None:
+                self._handle(item)
+        return True
 
     def handle_pending(self) -> int:
         """See ``SubtaskContext``."""
@@ -161,6 +183,7 @@ class SubtaskContext(Generic[Sent_contra]):
         attempt: the number of this attempt among the subtask's accepted ones, from 0, as the coordinator sees it.
     """
 
+    _gives_pauses = False  # whether the stage is a source, and feeds one that takes ``PAUSE``
     _way: tuple[int, ...] = ()  # to a reader inside of others: its index in each of them, the innermost first
 
     def __init__(
@@ -323,10 +346,13 @@ class SubtaskContext(Generic[Sent_contra]):
             check_wait("timeout_s", timeout_s)
         if self._calls.runs_inside("open"):
             self._calls.check_may_ask()
+        table, part = self._channel.table, self._part
+        if not table.outside[part] and (questions := table.index(QUESTIONS)) is not None:
+            payload, part = [part, payload], questions
         encoded = encode_argument("payload", payload, self._limits)
         if OPENTELEMETRY in modules:
             encoded = with_current_span(encoded, self._limits)
-        return decode_event(await self._calls.ask_on_loop(encoded, timeout_s, self._part))
+        return decode_event(await self._calls.ask_on_loop(encoded, timeout_s, part))
 
     @checked()
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:

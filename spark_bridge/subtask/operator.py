@@ -17,9 +17,20 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
-__all__ = ["FunctionOperator", "SubtaskOperator", "close_quietly", "function_operator", "iterated", "operator_factory"]
+__all__ = [
+    "PAUSE",
+    "FunctionOperator",
+    "SubtaskOperator",
+    "close_quietly",
+    "function_operator",
+    "iterated",
+    "operator_factory",
+]
 
 _log = logging.getLogger(__name__)
+
+PAUSE: Any = object()
+"""What a source yields while it has nothing, to a stage that gives out results meanwhile."""
 
 
 class SubtaskOperator(Generic[Received, Sent]):
@@ -57,6 +68,7 @@ class SubtaskOperator(Generic[Received, Sent]):
     snapshot_anywhere: bool = False
     goes_on_after_restore: bool = False
     waits_for_subtask_ready: bool = True
+    takes_pauses: bool = False  # whether it is given ``PAUSE`` by a source that feeds it
 
     @property
     def counts_records(self) -> bool:

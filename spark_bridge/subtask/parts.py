@@ -70,6 +70,7 @@ __all__ = [
     "check_operator",
     "current_part",
     "overrides_handle_event",
+    "parts_here",
     "runs_in_task",
 ]
 
@@ -178,6 +179,7 @@ class OperatorParts:
         self._channel = channel
         calls = self.calls = Calls(channel, endpoint, identity, self._handle)
         channel.at_barrier = self._at_barrier
+        calls.can_cut = lambda: self._consistent(self._running)
         counters: object = self.operators.get(COUNTERS)
         calls.counters = counters if isinstance(counters, Counters) else None
         asked: dict[str, list[Any]] = {}
@@ -190,13 +192,18 @@ class OperatorParts:
         begins_again = registered.input_begins_again  # for the next stage
         calls.inside = "open"  # H11
         try:
-            with self._current():
+            with self.here():
                 for name, operator in self.operators.items():
                     if isinstance(operator, TaskPart):
                         operator.task = calls
                     its = begins_again if name in self.stages else registered.input_begins_again
                     requests = tuple(asked.get(name, ()))
-                    operator.open(SubtaskContext(calls, registered, name, requests, its), states.get(name))
+                    context = SubtaskContext(calls, registered, name, requests, its)
+                    context._gives_pauses = any(
+                        self.stages[k : k + 1] == (name,) and after.takes_pauses
+                        for k, after in enumerate(self._feeding[1:])
+                    )
+                    operator.open(context, states.get(name))
                     if name in self.stages and operator.goes_on_after_restore:
                         begins_again = False
         finally:
@@ -289,14 +296,14 @@ class OperatorParts:
 
         Another operator may be next to this one in Spark's pipeline, and run on the same thread between two outputs.
         """
-        with self._current():
+        with self.here():
             for part in self.operators.values():
                 if isinstance(part, TaskPart):
                     part.before_records()
             outputs = self._fed(records)
         try:
             while True:
-                previous, _local.parts = _local.parts, self  # as ``_current`` does, without its generator
+                previous, _local.parts = _local.parts, self  # as ``here`` does, without its generator
                 try:
                     output = next(outputs)
                 except StopIteration:
@@ -305,7 +312,7 @@ class OperatorParts:
                     _local.parts = previous
                 yield output
         finally:
-            with self._current():
+            with self.here():
                 _close(outputs)
 
     def _fed(self, records: Iterator[Any]) -> Iterator[Any]:
@@ -373,7 +380,7 @@ class OperatorParts:
     def _joined(self, method: str, *checkpoint_id: int) -> bytes:
         own = {name: operator for name, operator in self.operators.items() if not name}
         states: dict[str, bytes] = {}
-        with self._current():
+        with self.here():
             for name, operator in (own | self.operators).items():  # the user's own first: it may decline
                 states[name] = _checked_state(operator, method, getattr(operator, method)(*checkpoint_id))
         return join_states(states.pop("", b""), states, self.stages)
@@ -403,11 +410,11 @@ class OperatorParts:
                     operator = self.operators[self._channel.table.names[part]]
                     if payload and payload[0] == TRACED_FIRST and payload.startswith(TRACED_START):
                         payload, handle = inside_span(payload, operator.handle_event)
-                        with self._current():
+                        with self.here():
                             handle(decode_event(payload))
                     elif self._found:
                         event = decode_event(payload)
-                        with self._current():
+                        with self.here():
                             operator.handle_event(event)
                     else:  # nobody looks for a part: ``task_event`` in ``make instructions``
                         operator.handle_event(decode_event(payload))
@@ -425,13 +432,13 @@ class OperatorParts:
 
     def _handle_urgent(self, payload: bytes, part: int) -> None:
         """On the thread for urgent events."""
-        with self._current():
+        with self.here():
             payload, handle = inside_span(payload, self.operators[self._channel.table.names[part]].handle_urgent)
             handle(decode_event(payload))
 
     def _tell(self, method: str, checkpoint_id: int) -> None:
         self.calls.inside = method
-        with self._current():
+        with self.here():
             for operator in self.operators.values():
                 getattr(operator, method)(checkpoint_id)
 
@@ -449,13 +456,14 @@ class OperatorParts:
 
     def close(self) -> None:
         """Close all parts, the last one first. What one of them raises is logged."""
-        with self._current():
+        with self.here():
             for operator in reversed(self.operators.values()):
                 close_quietly(operator)
         _open.discard(self)
 
     @contextmanager
-    def _current(self) -> Iterator[None]:
+    def here(self) -> Iterator[None]:
+        """Let user code in this thread find these parts."""
         previous, _local.parts = _local.parts, self
         try:
             yield
@@ -503,6 +511,11 @@ _open: WeakSet[OperatorParts] = WeakSet()
 
 It keeps none of them: what is not closed, because its task has died, goes with the task.
 """
+
+
+def parts_here() -> OperatorParts | None:
+    """The parts of the task whose code runs here."""
+    return _local.parts
 
 
 def runs_in_task() -> bool:

@@ -28,7 +28,7 @@ from protocol.source_events import (
 )
 from protocol.wire.state import decode_entry, decode_state, encode_state, is_state_of
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
-from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.operator import PAUSE, SubtaskOperator
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -193,6 +193,8 @@ class SplitReader(SubtaskOperator[list[Any], list[Any]]):
                 return bool(self._open)
             if self._backlog_is_known:
                 self._send_backlog()
+            if self.context._gives_pauses:
+                return True  # the turn without a split is idle
             self.context.wait_for_event()
 
     def _begin(self, assigned: Any) -> _Reading:
@@ -226,6 +228,8 @@ class SplitReader(SubtaskOperator[list[Any], list[Any]]):
         if self._reports_backlog:
             self._report_backlog()
         if idle:
+            if self.context._gives_pauses:
+                yield PAUSE
             self.context.wait_for_event(timeout_s=self.idle_wait_s)
 
     def _pace(self, limit_per_s: float, weight: float) -> None:

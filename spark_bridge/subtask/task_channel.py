@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from protocol.parts import OWN_PART, PartTable
 from protocol.subtask.types import MailboxItem
@@ -26,6 +26,8 @@ class TaskChannel(Protocol):
     """See the methods of ``SubtaskChannel``."""
 
     at_barrier: Callable[[bool], bool]
+    stepped_loop: Callable[[TaskChannel], Any] | None
+    """What makes the loop of coroutines, if that is not a real one: it has the methods of ``TaskLoop``."""
 
     @property
     def key(self) -> tuple[int, str]: ...
@@ -47,6 +49,7 @@ class TaskChannel(Protocol):
     def on_urgent_thread(self) -> bool: ...
 
     def now(self) -> float: ...
+    def check(self) -> None: ...
     def open(self, serve: Callable[[SubtaskChannel], None]) -> Registered: ...
     def close(self) -> None: ...
     def operator_opened(

@@ -39,7 +39,7 @@ from actors.coordination import (
     user_calls,
 )
 from actors.coordination.engine import coordinator as shell
-from headgate import Group, Permits, SharedValue, SplitReader, WorkQueue
+from headgate import Cache, Group, Permits, SharedValue, SplitReader, WorkQueue
 from headgate.sources import FileSource, HybridSource, KafkaSource, PostgresSource, RedisStreamsSource, Source, SplitAt
 from headgate.testing import PartEvent, Task, World, running_operator
 from protocol.errors import EventEncodeError, GatewayFull
@@ -382,6 +382,20 @@ PARTS = (
             a_call,
             lambda random: ["question", number(random)],
             lambda random: ["fetch", number(random), number(random)],
+        ),
+    ),
+    Part(
+        "cache",
+        lambda: Cache("part", bytes_max=200_000, lease_s=2.0),
+        (
+            lambda random: ["end", number(random), random.random() < 0.5],
+            lambda random: ["hits", random.choice((number(random), 0.5, nan, 2**63 - 1))],
+        ),
+        (
+            lambda random: ["get", number(random), random.choice((b"", b"a", b"b", random.randbytes(100)))],
+            lambda random: ["get", random.getrandbits(40), random.randbytes(20)],
+            lambda random: ["put", number(random), random.choice((b"a", b"b", random.randbytes(9))), b"x" * 1000],
+            lambda random: ["put", number(random), b"a" * random.choice((1, 40_000)), bytes(1_000_001)],
         ),
     ),
     Part(

@@ -98,6 +98,38 @@ ahead-beyond-need [new; H176]
   @ spark_bridge.primitives.permits.book:PermitBook.take_ahead
   - len(delays) < most and schedule.due(now) - now <= AHEAD_S
   + len(delays) < most and (not delays or schedule.due(now) - now <= AHEAD_S)
+token-of-a-lease-is-ignored [new; H183]
+  A value that comes after its lease was lost ends the lease of another one.
+  @ spark_bridge.primitives.cache.book:CacheBook.put
+  ~ leased is not None and leased.ticket == ticket => leased is not None and self._keys
+late-value-replaces-one [new; H183]
+  A value that comes after another one takes its place.
+  @ spark_bridge.primitives.cache.book:CacheBook.put
+  ~ key in self.values or key in self.arriving => key in self.arriving
+lease-goes-to-two [new; H183]
+  One that asks for a value that is computed computes it too.
+  @ spark_bridge.primitives.cache.book:CacheBook.get
+  ~ key in self._leased or key in self.arriving => key in self.arriving
+value-on-its-way-is-computed-again [new; H183]
+  While a value is written to the storage, another one computes it.
+  @ spark_bridge.primitives.cache.book:CacheBook.get
+  ~ key in self._leased or key in self.arriving => key in self._leased
+lease-of-a-lost-attempt-is-kept [new; H183]
+  Those that wait for a value of a lost attempt wait without end.
+  @ spark_bridge.primitives.cache.driver:_Coordinator.subtask_failed
+  - self._desk.forget(self, subtask, attempt)
+lease-goes-to-another-call-of-the-lost-attempt [new; H183]
+  What an attempt that is over computed is given to another call of it.
+  @ spark_bridge.primitives.cache.book:CacheBook.forget
+  F if ticket in self._waiting.get(key, ()):
+value-is-seen-before-it-is-safe [new; H183]
+  A durable value is answered before it is written.
+  @ spark_bridge.primitives.cache.driver:_Desk.put
+  T if self._port is None:
+files-are-deleted-by-one-that-has-lost-the-storage [new; H183]
+  An application that was taken over deletes the files of its durable cache.
+  @ spark_bridge.storage.value_log:ValueLog.merge_if_due
+  - self._claims.check()
 call-that-was-given-up-takes-part [new; H176]
   A member's call that timed out completes a round with those of the others.
   @ protocol.group:GroupMachine._give_up

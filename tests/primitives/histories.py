@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -369,7 +370,7 @@ async def permits_history(seed: int) -> None:
 
 
 async def cache_history(seed: int) -> None:
-    """Each value is computed by one at a time, whoever is lost or gives up, and all have the same one (H183)."""
+    """Each value is computed by one at a time, though tasks are lost and give up, and all have the same one (H183)."""
     chance = random.Random(seed)
     computing: dict[str, tuple[tuple[int, int], float]] = {}  # by key: who, and since when
     computed: list[str] = []
@@ -399,7 +400,7 @@ async def cache_history(seed: int) -> None:
             key = f"key {spread(f'{number} {context.subtask}', seed)}"
             while True:
                 try:
-                    answer = cache.get(key, lambda key=key: make(key), timeout_s=chance_s(key, context))
+                    answer = cache.get(key, partial(make, key), timeout_s=chance_s(key, context))
                 except (TimedOut, ValueError):
                     context.sleep(0.01)
                 else:
@@ -612,6 +613,7 @@ HISTORIES = (
     counters_history,
     permits_history,
     given_up_history,
+    cache_history,
     shared_history,
     chain_history,
 )

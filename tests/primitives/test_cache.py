@@ -7,17 +7,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import anyio
 import pytest
 
-from headgate import Cache, CheckpointConfig, Reply, SubtaskContext, event
+from headgate import (
+    Cache,
+    CheckpointConfig,
+    CheckpointStorage,
+    FailureKind,
+    FailureReason,
+    Reply,
+    SubtaskContext,
+    event,
+)
 from headgate.errors import EventEncodeError, TimedOut
 from headgate.testing import running_operator
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.cache.task import KEY_BYTES_MAX, VALUE_BYTES_MAX, CachePart
+from spark_bridge.storage import StorageError, StorageSession
 from tests.primitives.histories import cache_history, passing_on, results, until_done, with_held_requests
 from tests.primitives.stand_ins import open_alone
 
@@ -41,7 +53,7 @@ def asking(cache: Cache, keys: list[Any], made: list[Any], takes_s: float = 1.0)
             return [key, context.subtask]
 
         for key in keys:
-            yield cache.get(key, lambda key=key: make(key))  # type: ignore[misc]
+            yield cache.get(key, partial(make, key))
 
     return work
 
@@ -187,7 +199,7 @@ async def test_keys_differ_by_type_and_values_arrive_as_new_objects() -> None:
             return {"of": [key]}
 
         for key in (*keys, *keys):
-            value = cache.get(key, lambda key=key: make(key))  # type: ignore[misc]
+            value = cache.get(key, partial(make, key))
             assert value == {"of": [key]}
             value["of"].append("changed")
             yield type(value["of"][0])
@@ -229,10 +241,14 @@ async def test_a_key_that_cannot_be_one_is_refused_before_anything_is_asked(key:
 async def test_a_value_that_is_too_large_reaches_its_caller_and_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
     cache, made = Cache("geocode"), list[int]()
 
+    def make(size: int) -> bytes:
+        made.append(size)
+        return b"x" * size
+
     def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
         for size in (VALUE_BYTES_MAX - 5, VALUE_BYTES_MAX, VALUE_BYTES_MAX):
             for _ in range(2):
-                yield len(cache.get(size, lambda size=size: made.append(size) or b"x" * size))  # type: ignore[misc]
+                yield len(cache.get(size, partial(make, size)))
 
     async with running_operator(parallelism=1, uses=[cache]) as world:
         task = await world.launch_operator(0, work, [])
@@ -240,7 +256,8 @@ async def test_a_value_that_is_too_large_reaches_its_caller_and_is_not_kept(capl
     assert made == [VALUE_BYTES_MAX - 5, *[VALUE_BYTES_MAX] * 4]
     assert len(task.outputs) == 6
     assert cache.figures()["too_large_total"] == 4
-    assert [one.message for one in caplog.records].count("value too large for a cache") <= 1
+    (warning,) = [one.getMessage() for one in caplog.records if one.name.startswith("spark_bridge.primitives.cache")]
+    assert "cache geocode: a value of 1000005 bytes is too large to be kept" in warning
 
 
 async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> None:
@@ -249,11 +266,14 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
     async def later() -> str:
         return "later"
 
+    def returns_a_coroutine() -> Any:
+        return later()
+
     def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
         with pytest.raises(TypeError, match=r"in a coroutine, use `await cache\.get_async\(key, make\)`"):
-            cache.get("a", later)
+            cache.get("a", later)  # type: ignore[unused-coroutine]
         with pytest.raises(LocalProtocolError, match=r"make returned coroutine, which has to be awaited: use `await"):
-            cache.get("a", lambda: later())
+            cache.get("a", returns_a_coroutine)
         with pytest.raises(LocalProtocolError, match=r"asks the cache 'geocode' for that key itself"):
             cache.get("a", lambda: cache.get("a", lambda: "inner"))
         with pytest.raises(EventEncodeError, match="what make returned"):
@@ -270,7 +290,7 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_each_value_is_computed_by_one_at_a_time_whoever_is_lost(seed: int) -> None:
+async def test_each_value_is_computed_by_one_at_a_time_though_tasks_are_lost(seed: int) -> None:
     await cache_history(seed)
 
 
@@ -281,7 +301,7 @@ def test_wrong_settings_are_refused() -> None:
         ({"lease_s": float("nan")}, "lease_s must be a positive number"),
     ):
         with pytest.raises(ValueError, match=text):
-            Cache("geocode", **settings)  # type: ignore[arg-type]
+            Cache("geocode", **settings)
     with pytest.raises(LocalProtocolError, match=r"handle\.subtask"):
         Cache("geocode").get("a", lambda: 1)
 
@@ -302,9 +322,15 @@ class Driver:
         self.timers: list[Callable[[], Any]] = []
         self.half = cache.coordinator("op")
         self.requests: list[str] = []
+        self.failures: list[Exception] = []
+        self.failed = anyio.Event()
 
     async def start(self) -> None:
         await self.half.start(self)  # type: ignore[arg-type]
+
+    def fail_job(self, cause: Exception) -> None:
+        self.failures.append(cause)
+        self.failed.set()
 
     def call_later(self, delay_s: float, handler: Callable[[], Any]) -> None:
         self.timers.append(handler)
@@ -430,8 +456,8 @@ async def test_if_one_coroutine_fails_exactly_one_of_the_others_computes(how: st
             await want(parts[1], 0.01)
         if how != "raises":
             first.cancel()
-    failed = {"raises": [ValueError], "cancelled": [], "times out": [TimedOut]}[how]
-    assert outcomes == [*failed, *["value"] * 10]
+    failed: dict[str, list[Any]] = {"raises": [ValueError], "cancelled": [], "times out": [TimedOut]}
+    assert outcomes == failed[how] + ["value"] * 10
     assert made == [0, 1]
     cache._desk.book.check_invariants()
     assert cache.figures()["computing"] == 0
@@ -463,3 +489,62 @@ async def test_the_blocking_form_names_the_awaitable_one() -> None:
         LocalProtocolError, match=r"cache\.get\(\) would stop the event loop .* `await cache\.get_async"
     ):
         Cache("geocode").get("a", lambda: 1)
+
+
+# --- durable ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_durable_value_is_in_the_storage_before_anybody_has_it(tmp_path: Path) -> None:  # H183
+    made: list[str] = []
+
+    def make() -> str:
+        made.append("a")
+        return "value"
+
+    async with StorageSession(CheckpointStorage(tmp_path)) as session:
+        port = session.values("geocode")
+        cache = Cache("geocode", values=lambda: port)
+        driver, _, parts = await tasks_alone(cache, 2)
+        got: list[str] = []
+
+        async def want(part: CachePart) -> None:
+            got.append(await part.get_async("a", make, 60.0))
+
+        async with anyio.create_task_group() as tasks:
+            async with port._busy:  # the storage is slow
+                tasks.start_soon(want, parts[0])
+                await anyio.wait_all_tasks_blocked()
+                await driver.half.subtask_failed(0, 0, FailureReason(FailureKind.KILLED, "killed by the test"))
+                tasks.start_soon(want, parts[1])
+                await anyio.wait_all_tasks_blocked()
+                assert got == [], "it would be lost with the driver"
+        assert got == ["value"] * 2
+        await driver.half.close()
+    async with StorageSession(CheckpointStorage(tmp_path)) as session:
+        cache = Cache("geocode", values=lambda: session.values("geocode"))
+        _, _, parts = await tasks_alone(cache, 1)
+        assert await parts[0].get_async("a", make, 60.0) == "value"
+    assert made == ["a"]
+
+
+async def test_a_value_that_cannot_be_written_fails_the_jobs_and_is_seen_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H183
+    monkeypatch.setattr("spark_bridge.storage.port._RETRY_S", 0.001)
+    async with StorageSession(CheckpointStorage(tmp_path)) as session:
+        cache = Cache("geocode", values=lambda: session.values("geocode"))
+        driver, _, parts = await tasks_alone(cache, 1)
+        folder = tmp_path / "_caches"
+        folder.write_text("a file is in the way")
+        got: list[str] = []
+
+        async def want() -> None:
+            got.append(await parts[0].get_async("a", lambda: "value", 60.0))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(want)
+            await driver.failed.wait()
+            assert got == []
+            folder.unlink()
+        assert got == ["value"]
+        assert isinstance(driver.failures[0], StorageError)

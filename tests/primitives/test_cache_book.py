@@ -109,7 +109,7 @@ def test_one_that_computes_beside_a_late_value_is_not_joined_by_a_third_after_an
     book.check_invariants()
 
 
-def test_the_values_that_nobody_has_wanted_for_longest_make_room() -> None:
+def test_the_values_that_nobody_has_wanted_for_longest_are_dropped() -> None:
     book = CacheBook(3 * (ENTRY_BYTES + 2), LEASE_S)
     for number in range(3):
         put(book, A, b"v", b"%d" % number)

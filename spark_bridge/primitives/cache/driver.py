@@ -83,7 +83,7 @@ class Cache(CacheInTask, Primitive):
         ``gets_total`` are all calls so far, of which ``hits_total`` found a value, and ``waits_total`` waited for one
         that another task computed. ``computed_total`` is how often a task was told to compute a value, of which
         ``lost_total`` ended without one. ``hit_share`` is the share of the calls that cost no computation.
-        ``too_large_total`` are values that could not be kept, and ``evicted_total`` those that had to make room.
+        ``too_large_total`` are values that could not be kept, and ``evicted_total`` those that were dropped.
         ``entries`` and ``bytes`` are what is kept now, ``computing`` and ``waiting`` the calls that compute and wait.
         """
         book, counts = self._desk.book, self._desk.book.counts
@@ -131,7 +131,8 @@ class _Desk:
         self._replies: dict[Ticket, Reply] = {}
         self._puts: dict[bytes, list[tuple[Reply, bool]]] = {}  # of values that arrive; whether it was theirs
         self._arriving_bytes = 0
-        self._room = anyio.Event()
+        self._fewer = anyio.Event()
+        self._failing = False  # then the jobs fail, and must not wait for the storage
         self._timer: float | None = None
 
     async def attach(self, half: _Coordinator) -> None:
@@ -154,7 +155,8 @@ class _Desk:
 
     def forget(self, half: _Coordinator, subtask: int | None = None, attempt: int | None = None) -> None:
         """These attempts of the operator are over."""
-        self._timer = None  # it may have been one of the operator's, and end with it
+        if subtask is None:
+            self._timer = None  # it may have been one of the operator's, and end with it
         self.carry_out(self.book.forget(half.now, half.operator_id, subtask, attempt), half.now)
 
     def get(self, half: _Coordinator, key: bytes, ticket: Ticket) -> Reply:
@@ -165,8 +167,8 @@ class _Desk:
             raise RemoteProtocolError(f"{error}; {SAME_RELEASE}") from error
         except OverflowError as error:
             raise LocalProtocolError(
-                f"a task asks the cache {self._name!r} for too many keys at the same time: let fewer calls run at "
-                "once, or use shorter keys"
+                f"a task asks the cache {self._name!r} for too many keys at the same time: let fewer calls run "
+                "concurrently, or use shorter keys"
             ) from error
         self._replies[ticket] = reply = Reply()
         self.carry_out(effects, half.now)
@@ -174,9 +176,9 @@ class _Desk:
 
     async def put(self, half: _Coordinator, key: bytes, ticket: Ticket, value: bytes) -> Reply:
         """Answer when the value is kept: with None, or with the earlier one that is kept in its place."""
-        while self._arriving_bytes > ARRIVING_BYTES_MAX:
-            self._room = anyio.Event()
-            await self._room.wait()
+        while self._arriving_bytes > ARRIVING_BYTES_MAX and not self._failing:
+            self._fewer = anyio.Event()
+            await self._fewer.wait()
         reply: Reply = Reply()
         arrives = self.book.put(key, ticket, value)
         self._replies.pop(ticket, None)
@@ -223,13 +225,14 @@ class _Desk:
     def _arrived(self, key: bytes, now: float) -> None:
         value = self.book.arriving[key]
         self._arriving_bytes -= len(value)
-        self._room.set()
+        self._fewer.set()
         effects = self.book.arrived(key)
         for reply, own in self._puts.pop(key, ()):
             reply.answer(None if own else value)
         self.carry_out(effects, now)
 
     def _written(self, entries: Mapping[bytes, bytes]) -> None:
+        self._failing = False
         try:
             self._take(entries)
         except Exception as error:
@@ -244,6 +247,8 @@ class _Desk:
                 self.book.add(key, value)
 
     def _failed(self, error: Exception) -> None:
+        self._failing = True
+        self._fewer.set()
         for half in list(self._halves.values()):
             half.context.fail_job(error)
 

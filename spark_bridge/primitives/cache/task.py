@@ -15,6 +15,7 @@ to the coordinator   request ["get", number, key]          the answer is ["value
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator
@@ -24,9 +25,8 @@ from dataclasses import fields, is_dataclass
 from inspect import isawaitable, iscoroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from actors.logs import get_logger
 from protocol.arguments import ANY, WAIT, Rule, checked, is_async
-from protocol.describing import show, type_name
+from protocol.describing import describe, show, type_name
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from protocol.wire.codec import decode_event, encode_argument
 from protocol.wire.framing import CODEC_LIMITS
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
 T = TypeVar("T")
-log = get_logger("headgate.cache")
+_log = logging.getLogger(__name__)
 
 KEY_BYTES_MAX = 32_768
 VALUE_BYTES_MAX = 1_000_000
@@ -250,19 +250,17 @@ class CachePart(TaskPart):
         self._end(call, too_large=True)
         if not self._warned:
             self._warned = True
-            log.warning(
-                "value too large for a cache",
-                cache=self._name,
-                size_bytes=len(value),
-                limit_bytes=VALUE_BYTES_MAX,
-                hint="its caller has it, and every other one computes it again: keep it elsewhere, and cache its place",
+            _log.warning(
+                "cache %s: a value of %s bytes is too large to be kept, and is computed again",
+                self._name,
+                len(value),
             )
         return value
 
     def _not_kept(self, call: _Call, value: bytes, error: Exception) -> bytes:
         """The caller has its value, which was paid for, although it may be computed again."""
         self._end(call)
-        log.warning("value not kept by a cache", cache=self._name, error=str(error))
+        _log.warning("cache %s: a value was not kept, and may be computed again: %s", self._name, describe(error))
         return value
 
     def _timed_out(self, call: _Call) -> TimedOut:

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a program says of an async stage: the function, how many calls at a time, and what happens when one fails."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from protocol.arguments import AT_LEAST_1, POSITIVE, checked
+from protocol.describing import name_of, show
+from protocol.wire.event_classes import event
+from spark_bridge.subtask.coroutines.calls import RecordContext
+from spark_bridge.subtask.coroutines.retry import NO_RETRY, Retry
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.coroutines.stage import AsyncStage
+
+__all__ = ["AsyncOperator", "Concurrently", "Failed", "concurrently"]
+
+
+class AsyncOperator:
+    """An async stage with more than a function: pass the class, or what makes one, to ``concurrently``.
+
+    All methods run on one event loop, on a thread of its own in each task, so fields need no locks between two awaits.
+    ``start`` comes first, then ``process_record`` for up to ``limit`` records at a time, then ``stop``, also if a call
+    failed; a task that is killed stops nothing. It has no state in checkpoints: these have the records in flight.
+    """
+
+    async def start(self) -> None:
+        """Prepare, for example open a session. Called once in each task, before the first record."""
+
+    async def process_record(self, context: RecordContext, record: Any) -> Any:
+        """Return the result for ``record``. Cancelled when the attempt ends."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `async def process_record(self, context, record)`"
+        )
+
+    def handle_event(self, event: Any) -> None:
+        """Handle an event of the coordinator, on the loop: set an ``asyncio.Event`` that coroutines await, say."""
+
+    async def stop(self) -> None:
+        """Release resources. It has 10 seconds, and what it raises is only logged."""
+
+
+@event("headgate.Failed")
+@dataclass(frozen=True)
+class Failed:
+    """A record without a result, as ``on_error="yield"`` gives it to the next stage and a sink of failures writes it.
+
+    Attributes:
+        record: the record.
+        error: the class and text of the last error.
+        tries: how many calls were made.
+    """
+
+    record: Any
+    error: str
+    tries: int
+
+
+def _is_async(function: Any) -> bool:
+    made_by = function.func if isinstance(function, partial) else function
+    call = made_by if inspect.isroutine(made_by) else getattr(type(made_by), "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(call)
+
+
+def _takes(function: Any) -> int:
+    """How many arguments the function needs. Raises ``TypeError`` if that cannot be seen."""
+    try:
+        needed = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    except ValueError as error:
+        raise TypeError(f"{show(function)} does not say which arguments it takes: wrap it in an async def") from error
+    if any(one.kind is one.KEYWORD_ONLY for one in needed):
+        raise TypeError(f"{show(function)} needs arguments by keyword: give them with functools.partial")
+    return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in needed)
+
+
+@dataclass(frozen=True)
+class Concurrently:
+    """An async stage; ``concurrently`` makes it. ``handle.run``, ``handle.subtask`` and ``chain`` take it."""
+
+    call: Any
+    limit: int
+    ordered: bool
+    timeout_s: float | None
+    retry: Retry
+    on_error: Any
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None
+    key: Callable[[Any], str] | None
+    rows: bool
+    schema: Any
+    with_context: bool = False
+    """Whether the function takes a ``RecordContext``."""
+    failures_to: str = ""
+    """The name of the part that writes failures."""
+
+    def __call__(self) -> AsyncStage:
+        from spark_bridge.subtask.coroutines.stage import AsyncStage  # it needs asyncio, which few tasks have imported
+
+        return AsyncStage(self)
+
+    def __repr__(self) -> str:
+        return f"<concurrently {self.name}, at most {self.limit}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the function or class."""
+        return name_of(self.call.func if isinstance(self.call, partial) else self.call)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether each task makes an ``AsyncOperator``."""
+        return not _is_async(self.call)
+
+    def writing_failures_to(self, part: str) -> Concurrently:
+        """The same stage, whose failures the part of this name writes."""
+        return replace(self, failures_to=part)
+
+
+@checked(limit=AT_LEAST_1, timeout_s=POSITIVE)
+def concurrently(
+    function: Any,
+    *,
+    limit: int = 100,
+    ordered: bool = True,
+    timeout_s: float | None = None,
+    retry: Retry = NO_RETRY,
+    on_error: Any = "raise",
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+    key: Callable[[Any], str] | None = None,
+    rows: bool = False,
+    schema: Any = None,
+) -> Concurrently:
+    """Call an async function for each record, many at a time: in ``handle.run``, ``handle.subtask`` or ``chain``.
+
+    ``concurrently(enrich, limit=200)`` is a stage whose outputs are the results of ``await enrich(record)``. Each task
+    has one event loop on a thread of its own, whatever its other thread waits for. Records are taken only as there is
+    capacity, and results that nobody takes hold back new records.
+
+    In a streaming ``chain``, a checkpoint holds each record in flight, and each result that has not left with its
+    events and counts. So after a restore every record has exactly one result downstream, and a call whose result is in
+    the restored checkpoint is not made again. Calls that were in flight, or ended later, are: give the service
+    ``context.key`` if it knows idempotency keys, or put the answers into a ``Cache``. In batch mode Spark computes the
+    records of a lost task again, all of them, and there the cache is what keeps answers.
+
+    Args:
+        function: ``async def enrich(record)``, or ``async def enrich(context, record)`` with a ``RecordContext``. With
+            a ``lifespan``, what that gives comes before the record. Or the class of an ``AsyncOperator``.
+        limit: how many records may be in flight in each task; results that have not left count.
+        ordered: whether results leave in the order of their records; otherwise as they come.
+        timeout_s: how many seconds one try may take. None for no limit.
+        retry: how a call that fails is tried again; by default it is not.
+        on_error: what happens with a record whose last try failed. ``"raise"``: the task fails with the error.
+            ``"skip"``: it has no result. ``"yield"``: its result is a ``Failed``. A sink, in a streaming chain: it gets
+            a dict with ``record``, ``error`` and ``tries``, exactly once. All but the first add 1 to the counter
+            ``failed``.
+        lifespan: an async context manager that is entered once in each task, such as a function that opens a session.
+        key: a function of the record that gives ``context.key``; by default the key is made from the content.
+        rows: whether Spark's records are batches, as in ``mapInArrow`` and ``mapInPandas``, whose rows are the records:
+            each a dict. The results, which are dicts too, leave in batches of the same kind.
+        schema: with ``rows`` in ``mapInArrow``, the schema of the results: one of pyarrow.
+
+    Raises ``TypeError`` for a function that is not async or takes other arguments, and ``ValueError`` for a limit below
+    1 or another ``on_error``.
+    """
+    made = Concurrently(function, limit, ordered, timeout_s, retry, on_error, lifespan, key, rows, schema)
+    with_context = _check_call(made)
+    if isinstance(on_error, str) and on_error not in ("raise", "skip", "yield"):
+        raise ValueError(f'on_error must be "raise", "skip", "yield" or a sink, not {show(on_error)}')
+    if not isinstance(on_error, str) and not hasattr(on_error, "writer"):
+        raise TypeError(f'on_error must be "raise", "skip", "yield" or a sink, not {show(on_error)}')
+    if schema is not None and not rows:
+        raise ValueError("schema is that of the batches that rows=True makes: pass both, or none")
+    return replace(made, with_context=with_context)
+
+
+def _check_call(stage: Concurrently) -> bool:
+    """Return whether the call takes a context. Raises ``TypeError`` if it cannot be called as it will be."""
+    call = stage.call
+    made_by = call.func if isinstance(call, partial) else call
+    if isinstance(call, AsyncOperator):
+        raise TypeError(f"{show(call)} is an AsyncOperator, but each task makes its own: pass the class, or a factory")
+    if isinstance(made_by, type) and issubclass(made_by, AsyncOperator):
+        if stage.lifespan is not None:
+            raise TypeError("an AsyncOperator has start() and stop(), so it needs no lifespan: pass one of the two")
+        if not inspect.iscoroutinefunction(made_by.process_record):
+            raise TypeError(
+                f"{name_of(made_by)}.process_record is awaited: write `async def process_record(self, context, record)`"
+            )
+        return True
+    if not _is_async(call):
+        advice = "return one result for each record, which may be a list" if inspect.isasyncgenfunction(made_by) else ""
+        raise TypeError(
+            f"concurrently() needs an async function of a record, or the class of an AsyncOperator, not {show(call)}: "
+            + (advice or "write `async def`, or pass a plain function of the records as it is")
+        )
+    given = ["record"] if stage.lifespan is None else ["what lifespan gives", "record"]
+    takes = _takes(call)
+    if not 0 <= takes - len(given) <= 1:
+        raise TypeError(
+            f"{show(call)} needs {takes} arguments, but is given {' and '.join(given)}, after a context if it takes "
+            f"{len(given) + 1}"
+        )
+    return takes > len(given)

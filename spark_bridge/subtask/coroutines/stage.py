@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The operator of an async stage: takes records on the task's thread, and runs their coroutines on the task's loop.
+
+    task's thread    take a record -> submit -> ... -> give out results, with their effects -> snapshot
+    loop's thread               begin -> tries -> landed, in a queue for the task's thread -> nudge
+
+``InFlight`` knows what is on its way. Only the task's thread uses it: what has landed waits in ``_landed`` until that
+thread looks, at the latest before a snapshot, so that a checkpoint holds every result that was paid for by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from protocol.describing import describe, show
+from protocol.in_flight import Flight, InFlight
+from protocol.wire.messages import RestoreMode
+from protocol.wire.state import decode_entry, decode_state, encode_entry, encode_state
+from spark_bridge.subtask.coroutines.calls import Effects, RecordContext, content_key
+from spark_bridge.subtask.coroutines.concurrently import AsyncOperator, Concurrently, Failed
+from spark_bridge.subtask.coroutines.loop import END_S, TaskLoop
+from spark_bridge.subtask.coroutines.rows import Rows
+from spark_bridge.subtask.operator import PAUSE, SubtaskOperator
+from spark_bridge.subtask.parts import current_part
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
+
+__all__ = ["AsyncStage"]
+
+STATE = "an async stage"
+FAILED = "failed"
+"""The counter of records without a result."""
+NO_OUTPUT: Any = object()
+END: Any = object()
+_log = logging.getLogger(__name__)
+
+
+class _Record:
+    """An input: the record, and its encoded form if checkpoints hold it."""
+
+    __slots__ = ("encoded", "record")
+
+    def __init__(self, record: Any, encoded: bytes | None) -> None:
+        self.record = record
+        self.encoded = encoded
+
+
+class _Result:
+    """What has landed: a value with its effects, or a failure that ends the task."""
+
+    __slots__ = ("effects", "error", "value")
+
+    def __init__(self, value: Any, effects: Effects, error: BaseException | None = None) -> None:
+        self.value = value
+        self.effects = effects
+        self.error = error
+
+    def as_value(self) -> list[Any]:
+        has_output = self.value is not NO_OUTPUT
+        return [has_output, self.value if has_output else None, self.effects]
+
+
+class AsyncStage(SubtaskOperator):
+    """Runs what ``concurrently`` was given. Its state is consistent wherever it waits or has yielded."""
+
+    snapshot_anywhere = True
+    goes_on_after_restore = True
+    takes_pauses = True
+
+    def __init__(self, settings: Concurrently) -> None:
+        self._settings = settings
+        self._flights: InFlight[_Record] = InFlight(settings.limit, ordered=settings.ordered)
+        self._landed: deque[tuple[Flight[_Record], _Result]] = deque()  # not yet known to ``_flights``
+        self._operator = settings.call() if settings.is_class else AsyncOperator()
+        self._resources = AsyncExitStack()
+        self._lifespan: tuple[Any, ...] = ()
+        self._taken = 0  # how many records of this input are in flight or have left
+        self._keeps = False  # whether checkpoints hold what is in flight
+        self._started = False
+        self._leaving: _Result | None = None  # one that is being given out
+        self._loop: TaskLoop | None = None
+        self._context: SubtaskContext[Any]
+        if not isinstance(self._operator, AsyncOperator):
+            raise TypeError(f"{settings.name} must make an AsyncOperator, not {show(self._operator)}")
+
+    # --- the beginning and the end --------------------------------------------------------------------------------
+
+    def open(self, context: SubtaskContext[Any], state: bytes | None) -> None:
+        self._context = context
+        self._keeps = context.mode == RestoreMode.STREAMING  # otherwise Spark computes all records again
+        if state:
+            fields = decode_state(STATE, state)
+            self._flights.restore(map(_restored, fields["flights"]))
+            if context.input_begins_again:
+                self._taken = fields["taken"]
+        channel = context._channel
+        self._loop = (channel.stepped_loop or TaskLoop)(channel)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+
+    async def _start(self) -> None:
+        if self._settings.lifespan is not None:
+            self._lifespan = (await self._resources.enter_async_context(self._settings.lifespan()),)
+        await self._operator.start()
+        self._started = True
+
+    async def _stop(self) -> None:
+        """Cancel what is in flight, then release what it used."""
+        assert self._loop is not None
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        try:
+            async with asyncio.timeout(END_S):
+                await asyncio.gather(*left, return_exceptions=True)
+                if self._started:
+                    await self._operator.stop()
+                await self._resources.aclose()
+        except Exception:
+            _log.exception("%s did not stop", self._settings.name)
+
+    # --- records and results, on the task's thread ----------------------------------------------------------------
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        if not self._settings.rows:
+            return self._results(records)
+        rows = Rows(self._settings.schema)
+        return rows.together(self._results(rows.of(records)))
+
+    def _results(self, records: Iterator[Any]) -> Iterator[Any]:
+        loop, flights = self._loop, self._flights
+        assert loop is not None
+        failures = current_part("sink", self._settings.failures_to) if self._settings.failures_to else None
+        more, pull = True, False
+        for _ in islice(records, self._taken):
+            pass  # they have left, or are restored
+        try:
+            loop.run(self._start)
+            while more or flights:
+                self._know_landed()
+                while flights.may_leave:
+                    yield from self._given_out(flights.leave(), failures)
+                    self._know_landed()
+                self._begin()
+                if more and (pull or flights.has_capacity):
+                    # Capacity first: a record that was taken without a place would be in no checkpoint.
+                    record = next(records, END)
+                    more, pull = record is not END, False
+                    if more and record is not PAUSE:
+                        self._take(record)
+                elif flights:
+                    # A barrier that can only be met upstream, behind a plain function, is met as that takes its next
+                    # record. What it makes of that waits beyond the limit.
+                    pull = not self._context._calls.wait_until(self._something_landed)
+        finally:
+            loop.run(self._stop)
+
+    def _take(self, record: Any) -> None:
+        self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+        self._taken += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        assert self._loop is not None
+        for flight in self._flights.begin():
+            self._loop.submit(partial(self._loop.start, self._fly(flight)))
+
+    def _something_landed(self) -> bool:
+        return bool(self._landed)
+
+    def _know_landed(self) -> None:
+        """Take note of what has landed. Raises the error of a record that fails the task: nothing else is paid for."""
+        while self._landed:
+            flight, result = self._landed.popleft()
+            if result.error is not None:
+                raise result.error
+            self._flights.land(flight, result)
+
+    def _given_out(self, flight: Flight[_Record], failures: Any) -> Iterator[Any]:
+        """Let the effects of a result happen, and yield it. A snapshot while an event waits has what is left of it."""
+        result = self._leaving = flight.result
+        while result.effects:
+            self._happen(result.effects[0])
+            del result.effects[0]
+        if failures is not None and isinstance(result.value, Failed):
+            failed = result.value
+            failures.write({"record": failed.record, "error": failed.error, "tries": failed.tries})
+            result.value = NO_OUTPUT
+        self._leaving = None
+        if result.value is not NO_OUTPUT:
+            yield result.value
+
+    def _happen(self, effect: list[Any]) -> None:
+        match effect:
+            case ["event", event]:
+                self._context.send_event(event)
+            case ["count", name, by]:
+                self._context.count(name, by)
+            case ["observe", name, value]:
+                self._context.observe(name, value)
+
+    # --- coroutines, on the loop ----------------------------------------------------------------------------------
+
+    async def _fly(self, flight: Flight[_Record]) -> None:
+        result = await self._result_of(flight.input)
+        self._landed.append((flight, result))
+        assert self._loop is not None
+        self._loop.nudge_soon()
+
+    async def _result_of(self, input: _Record) -> _Result:
+        settings, tries = self._settings, 0
+        while True:
+            tries += 1
+            context = RecordContext(self._context, partial(self._key, input), tries)
+            try:
+                async with asyncio.timeout(settings.timeout_s):
+                    value = await self._call(context, input.record)
+            except Exception as error:
+                pause_s = settings.retry.pause_after(tries, error)
+                if pause_s is None:
+                    return self._failed(input.record, error, tries)
+                await asyncio.sleep(pause_s)
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise  # by the end of the attempt, or of the task
+                return _Result(NO_OUTPUT, [], error)  # whatever on_error says: an exit ends the task
+            else:
+                return _Result(value, context.effects)
+
+    def _call(self, context: RecordContext, record: Any) -> Awaitable[Any]:
+        settings = self._settings
+        if settings.is_class:
+            return self._operator.process_record(context, record)
+        given = (*self._lifespan, record)
+        awaitable: Awaitable[Any] = settings.call(context, *given) if settings.with_context else settings.call(*given)
+        return awaitable
+
+    def _key(self, input: _Record) -> str:
+        if self._settings.key is not None:
+            return self._settings.key(input.record)
+        return content_key(self._settings.name, input.encoded or encode_entry(input.record))
+
+    def _failed(self, record: Any, error: Exception, tries: int) -> _Result:
+        if self._settings.on_error == "raise":
+            if isinstance(error, TimeoutError) and not str(error):
+                error = TimeoutError(f"no result within {self._settings.timeout_s:g} s, {tries} times")
+            error.add_note(f"in {self._settings.name}, for the record {show(record)}")
+            return _Result(NO_OUTPUT, [], error)
+        failed = Failed(record, describe(error), tries)
+        return _Result(NO_OUTPUT if self._settings.on_error == "skip" else failed, [["count", FAILED, 1]])
+
+    # --- events, on the task's thread -----------------------------------------------------------------------------
+
+    def handle_event(self, event: Any) -> None:
+        if self._loop is not None and type(self._operator).handle_event is not AsyncOperator.handle_event:
+            self._loop.call(self._operator.handle_event, event)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        if not self._keeps:
+            return b""
+        self._know_landed()
+        leaving = [] if self._leaving is None else [[b"", self._leaving.as_value()]]
+        flights = [[one.encoded, result and result.as_value()] for one, result in self._flights.held()]
+        return _state_of(self._taken, [*leaving, *flights])
+
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        """What is in flight in all of them. A position would be that of the same input, which other subtasks refuse."""
+        return _state_of(0, (flight for state in states.values() if state for flight in _flights_of(state)))
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _state_of(taken: int, flights: Iterable[Any]) -> bytes:
+    return encode_state(STATE, {"taken": taken, "flights": list(flights)})
+
+
+def _flights_of(state: bytes) -> list[Any]:
+    flights: list[Any] = decode_state(STATE, state)["flights"]
+    return flights
+
+
+def _restored(flight: Any) -> tuple[_Record, _Result | None]:
+    encoded, result = flight
+    if result is None:
+        return _Record(decode_entry(encoded), encoded), None
+    has_output, value, effects = result
+    return _Record(None, encoded), _Result(value if has_output else NO_OUTPUT, effects)
