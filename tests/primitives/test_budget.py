@@ -160,7 +160,7 @@ async def test_no_restore_gives_anything_back() -> None:  # H152 H182
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_never_more_is_spent_than_the_total_whoever_is_lost(seed: int) -> None:
+async def test_never_more_is_spent_than_the_total_however_many_are_lost(seed: int) -> None:
     await budget_history(seed)
 
 
