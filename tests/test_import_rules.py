@@ -263,6 +263,7 @@ INTERNALS = {
         ],
         "a durable part outlives its application in the sidecar's storage",
     ),
+    ("spark_bridge/primitives/budget/driver.py", "spark_bridge.storage.StorageFenced"): "its jobs end with it",
     ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _COMPOSED,
