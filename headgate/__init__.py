@@ -33,8 +33,9 @@ Ready-made parts:
     ``SharedValue`` is set on the driver and read in all tasks. ``WorkQueue`` hands out work to which tasks add what
     they find. A ``Group`` lets tasks work together, each as a ``GroupMember``, and continue from their last checkpoint
     when one of them is lost. ``Permits`` limit a rate, or a number of users, over all tasks. A ``Cache`` has the
-    answers that all tasks share, so that each question is asked once. ``handle.counters()`` has what tasks have counted
-    with their context; a ``Distribution`` is what they observed.
+    answers that all tasks share, so that each question is asked once. A ``Budget`` is what they may spend, once over
+    all runs. ``handle.counters()`` has what tasks have counted with their context; a ``Distribution`` is what they
+    observed.
 Sending your own classes:
     ``event`` registers a dataclass, a named tuple or an enumeration, so that its values can be events. ``Request`` is
     the base of one whose answers are of one type.
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from spark_bridge.driver.sidecar import Sidecar as Sidecar
     from spark_bridge.driver.started import start as start
     from spark_bridge.driver.started import stop as stop
+    from spark_bridge.primitives.budget.driver import Budget as Budget
     from spark_bridge.primitives.cache.driver import Cache as Cache
     from spark_bridge.primitives.chain import chain as chain
     from spark_bridge.primitives.counters.book import Distribution as Distribution

@@ -10,6 +10,7 @@ program needs to tell apart. A wrong argument raises ``TypeError`` or ``ValueErr
         AskTimeout
         AttemptOver
             ConfirmationTimeout
+        BudgetExhausted
         CheckpointDeclinedByOperator
         CheckpointFailed
         EventEncodeError
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from spark_bridge.sources.errors import SourceDataLost as SourceDataLost
     from spark_bridge.standalone.control_client import SidecarUnreachable as SidecarUnreachable
     from spark_bridge.storage.errors import StorageError as StorageError
+    from spark_bridge.subtask.errors import BudgetExhausted as BudgetExhausted
     from spark_bridge.subtask.errors import CheckpointDeclinedByOperator as CheckpointDeclinedByOperator
     from spark_bridge.subtask.errors import PeerLost as PeerLost
     from spark_bridge.subtask.errors import TimedOut as TimedOut

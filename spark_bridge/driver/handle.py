@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from inspect import iscoroutinefunction
 from itertools import pairwise
@@ -23,6 +24,8 @@ from spark_bridge.driver.environment import is_remote
 from spark_bridge.observability.displays import Displays
 from spark_bridge.observability.html import handle_html
 from spark_bridge.observability.progress import Progress
+from spark_bridge.primitives.budget.driver import Budget
+from spark_bridge.primitives.budget.task import AMOUNT
 from spark_bridge.primitives.cache.driver import CACHE_BYTES_MAX, LEASE_S, Cache
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.primitives.counters.book import Book, Distribution
@@ -352,8 +355,8 @@ class PartFactories(StaysOnDriver):
     _config: SidecarConfig
 
     @abstractmethod
-    def _values_of(self, cache: str) -> ValuePort:
-        """Where a durable cache keeps its values, while the sidecar runs. On its loop."""
+    def _values_of(self, part: str) -> ValuePort:
+        """Where a durable part keeps its values, while the sidecar runs. On its loop."""
 
     @checked(name=NAME)
     def shared(self, name: str, value: T) -> SharedValue[T]:
@@ -396,6 +399,15 @@ class PartFactories(StaysOnDriver):
         return Cache(
             name, bytes_max=bytes_max, lease_s=lease_s, values=partial(self._values_of, name) if durable else None
         )
+
+    @checked(name=NAME, total=AMOUNT)
+    def budget(self, name: str, total: float | Decimal) -> Budget:
+        """Return a ``Budget`` of ``total`` in all runs; see there. Give it to operators with ``uses=[budget]``.
+
+        What is spent is kept in ``SidecarConfig.storage``, and the next run continues with what is left.
+        """
+        values = None if self._config.storage is None else partial(self._values_of, f"budget/{name}")
+        return Budget(name, total, values=values)
 
     @checked(name=NAME, size=AT_LEAST_1)
     def group(self, name: str, size: int | None = None, **settings: Any) -> Group:

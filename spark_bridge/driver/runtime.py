@@ -920,8 +920,8 @@ class SidecarRuntime(PartFactories):
             config.storage, retained=config.storage_details.retained_checkpoints, options=config.storage_details.options
         )
 
-    def _values_of(self, cache: str) -> ValuePort:
-        return self._storage.values(cache)
+    def _values_of(self, part: str) -> ValuePort:
+        return self._storage.values(part)
 
     def _require_running(self) -> None:
         if not self._running:

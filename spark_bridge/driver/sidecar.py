@@ -511,8 +511,8 @@ class Sidecar(PartFactories):
         if self._runtime is not None or self._stack is not None:
             raise SidecarError("this sidecar is already running: exit its `with` block or create another Sidecar")
 
-    def _values_of(self, cache: str) -> ValuePort:
-        return self._running()[1]._values_of(cache)
+    def _values_of(self, part: str) -> ValuePort:
+        return self._running()[1]._values_of(part)
 
     def _call(
         self, method: Callable[Concatenate[SidecarRuntime, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from spark_bridge.primitives.budget.task import BudgetInTask, BudgetPart
 from spark_bridge.primitives.cache.task import CacheInTask, CachePart
 from spark_bridge.primitives.group.task import GroupInTask, GroupPart
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
@@ -33,6 +34,7 @@ class _Kind(NamedTuple):
 
 _KINDS = {
     "shared": _Kind(SharedValuePart, SharedValueInTask),
+    "budget": _Kind(BudgetPart, BudgetInTask),
     "permits": _Kind(PermitsPart, PermitsInTask),
     "work_queue": _Kind(WorkQueuePart, WorkQueueInTask),
     "group": _Kind(GroupPart, GroupInTask),

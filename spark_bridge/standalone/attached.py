@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from actors.coordination.host.traces import current_traceparent
 from actors.logs import get_logger
 from protocol.arguments import ACTION, WAIT, checked
-from protocol.errors import EventEncodeError
+from protocol.errors import EventEncodeError, NoRestart
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.codec import encode_argument
 from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, Key, KeyRing, Purpose
@@ -42,13 +42,14 @@ from spark_bridge.standalone.driver_end import ANSWER_TIMEOUT_S, DriverEnd, Side
 from spark_bridge.standalone.secret_file import read_secret
 from spark_bridge.standalone.status_bytes import unpack_status
 from spark_bridge.storage import StorageFenced
+from spark_bridge.subtask.errors import BudgetExhausted
 
 __all__ = ["AttachedSidecar"]
 
 T = TypeVar("T")
 log = get_logger("headgate.attached")
 
-PART_FACTORIES = ("shared", "permits", "work_queue", "group", "cache")
+PART_FACTORIES = ("shared", "permits", "budget", "work_queue", "group", "cache", "budget")
 IN_THE_FACTORY = ("coordinate", "release", "source", "for_each_batch")
 """What ``Sidecar`` has and this class has not: the first make parts, the others coordinate operators."""
 
@@ -410,8 +411,9 @@ class _RunsElsewhere:
         if answer["instance"] != self._instance:
             self._instance, self._earlier = answer["instance"], self._earlier + self._latest
         self._latest = answer["count"]
-        cause = answer["cause"]
-        return self._earlier + self._latest, None if cause is None else SidecarError(cause)
+        cause, final = answer["cause"], answer["final"]
+        make = SidecarError if not final else BudgetExhausted if final == BudgetExhausted.__name__ else NoRestart
+        return self._earlier + self._latest, None if cause is None else make(cause)
 
     @property
     def fenced(self) -> Exception | None:

@@ -17,7 +17,8 @@ from actors.coordination.host.traces import inside_span
 from actors.exits import contained
 from actors.logs import get_logger
 from actors.threads import DRIVER
-from protocol.describing import describe, name_of, show, text_of
+from protocol.describing import describe, is_a, name_of, show, text_of, type_name
+from protocol.errors import NoRestart, RunRefused
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayError
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -297,7 +298,15 @@ class SidecarProcess:
         error = runtime._actions.fenced
         fenced = None if error is None else [isinstance(error, StorageFenced), str(error)]
         ran = runtime._actions.jobs.ran(action_id)
-        return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced, "ran": ran}
+        final = type_name(cause) if is_a(cause, NoRestart) or is_a(cause, RunRefused) else ""
+        return {
+            "instance": self._instance,
+            "count": count,
+            "cause": _text_of(cause),
+            "final": final,  # no restart helps
+            "fenced": fenced,
+            "ran": ran,
+        }
 
     async def _attach(self, driver: bytes, lease_s: float | None) -> dict[str, object]:
         """Return the address for the driver's JVM, as soon as the previous application has been closed.

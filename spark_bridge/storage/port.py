@@ -83,8 +83,8 @@ class ValuePort:
         """Return all entries, the oldest first, and write for ``user`` from now on. Raises ``StorageError``."""
         if self._user is not None:
             raise StorageError(
-                "another durable cache of this name is in use: pass the same one to each operator, uses=[cache], or "
-                "release those that use the other one"
+                "another durable part of this kind and name is in use: pass the same one to each operator, "
+                "uses=[part], or release those that use the other one"
             )
         self._user = user
         try:

@@ -442,11 +442,16 @@ class SubtaskContext(Generic[Sent_contra]):
 
 
 def refuse_on_loop(blocking: str, awaitable: str) -> None:
-    """Raise ``LocalProtocolError`` if an asyncio loop runs in this thread, which ``blocking`` would stop."""
+    """Raise ``LocalProtocolError`` if an asyncio loop runs in this thread, which ``blocking`` would stop.
+
+    Both are the names of methods, or what is written in a program: ``with permits`` and ``async with permits``.
+    """
     if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:
+        called, use = blocking, awaitable
+        if blocking.isidentifier():
+            called, use = f"{blocking}()", f"await {awaitable}(...)"
         raise LocalProtocolError(
-            f"{blocking}() would stop the event loop that runs here, with all of its coroutines: use "
-            f"`await {awaitable}(...)`"
+            f"{called} would stop the event loop that runs here, with all of its coroutines: use `{use}`"
         )
 
 

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from protocol.describing import lines
-from protocol.errors import HeadgateError, ProtocolError, RequestFailed
+from protocol.errors import HeadgateError, NoRestart, ProtocolError, RequestFailed
 from protocol.wire.messages import RefusalCode
 
 __all__ = [
+    "BudgetExhausted",
     "CannotReachSidecar",
     "CheckpointDeclinedByOperator",
     "CoordinatorTraceback",
@@ -82,6 +83,13 @@ class PeerLost(HeadgateError):
 
     def __str__(self) -> str:
         return f"generation {self.generation} of the group is over: {self.reason}"
+
+
+class BudgetExhausted(NoRestart):
+    """What is left of a budget will never be enough for what was to be reserved.
+
+    Catch it in the task to end its work cleanly. A job whose task fails with it ends with it, and is not restarted.
+    """
 
 
 class CheckpointDeclinedByOperator(HeadgateError):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from zlib import crc32
 
-from headgate import Cache, Group, GroupMember, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
-from headgate.errors import PeerLost, TimedOut
+from headgate import Budget, Cache, Group, GroupMember, Permits, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue
+from headgate.errors import BudgetExhausted, PeerLost, TimedOut
 from headgate.testing import OperatorTask, World, running_operator
 from headgate.testing._bookkeeping import with_held
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
@@ -570,7 +571,42 @@ async def group_history(seed: int) -> None:
     demand(results(tasks) == [trained(3)] * 3, f"H104 H105: {tasks}")
 
 
+async def budget_history(seed: int) -> None:
+    """What was really spent is never more than the total, or than the budget knows, whoever is lost (H182)."""
+    chance = random.Random(seed)
+    budget = Budget("usd", 3.0)
+    costs: list[float] = []
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[int]:
+        for number in range(10):
+            kind = spread(f"{number} {context.subtask} {context.attempt}", seed)
+            with suppress(TimedOut, BudgetExhausted), budget.reserve(0.2, timeout_s=0.3) as spent:
+                costs.append((0.2, 0.1, 0.0, 0.05)[kind])
+                context.sleep(0.1 * kind)
+                if kind == 1:
+                    spent.settle(0.1)
+                elif kind == 2:
+                    spent.refund()
+                elif kind == 3:
+                    spent.settle(0.05)
+            yield number
+
+    def judge(world: World, tasks: list[OperatorTask]) -> None:
+        demand(sum(costs) <= budget.spent + budget.reserved + 1e-9, "H182: more was spent than the budget knows")
+        demand(budget.spent + budget.reserved <= budget.total, "H182: more is spent than there is")
+
+    async with running_operator(
+        parallelism=3, uses=[budget], seed=seed, attempts_max=100, checkpoint=in_turn(seed)
+    ) as world:
+        tasks = [await world.launch_operator(subtask, work, []) for subtask in range(3)]
+        await disturb(world, tasks, chance, work, [], judge)
+        await world.settle()
+        judge(world, tasks)
+        demand(budget.reserved == 0, "H182: a reservation outlives its attempt")
+
+
 HISTORIES = (
+    budget_history,
     group_history,
     queue_history,
     given_back_history,

@@ -101,7 +101,7 @@ def all_parts(**limits: Any) -> Bookkeeping:
             ("value", ["want", 1, False]),
             ("value", ["applied", 7]),
         ],
-        held_requests=[("api", ["acquire", 1, True, 5.0])],
+        held_requests=[("api", ["acquire", 1, True, 5.0, 1])],
         judge=judge,
     )
 

@@ -4,20 +4,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
 
+import anyio
 import pytest
 
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket, Withdraw
-from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, RateSchedule
-from spark_bridge.primitives.permits.task import PermitsPart
+from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, Permit, RateSchedule
+from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
 from spark_bridge.subtask.errors import TimedOut
 from tests.primitives.stand_ins import open_alone
 
@@ -36,8 +38,13 @@ class Book:
         self.book = PermitBook(per_s, burst, slots)
         self.now = 100.0
 
-    def ask(self, asker: Asker, number: int = 1, *, slot: bool = False, for_s: float = inf) -> list[PermitEffect]:
-        return self._checked(self.book.ask(ticket(asker, number), slot, self.now + for_s, self.now))
+    def ask(
+        self, asker: Asker, number: int = 1, *, slot: bool = False, for_s: float = inf, weight: int = 1
+    ) -> list[PermitEffect]:
+        return self._checked(self.book.ask(ticket(asker, number), slot, self.now + for_s, self.now, weight))
+
+    def correct(self, asker: Asker, number: int, before: int, after: int) -> list[PermitEffect]:
+        return self._checked(self.book.correct(ticket(asker, number), before, after, self.now))
 
     def give_up(self, asker: Asker, number: int = 1) -> list[PermitEffect]:
         return self._checked(self.book.give_up(ticket(asker, number), self.now))
@@ -48,9 +55,9 @@ class Book:
     def forget(self, asker: Asker) -> list[PermitEffect]:
         return self._checked(self.book.forget(self.now, *asker))
 
-    def delay(self, asker: Asker, number: int = 1, for_s: float = inf) -> float:
+    def delay(self, asker: Asker, number: int = 1, for_s: float = inf, weight: int = 1) -> float:
         """How long a request for a permit of the rate has to wait."""
-        (effect,) = self.ask(asker, number, for_s=for_s)
+        (effect,) = self.ask(asker, number, for_s=for_s, weight=weight)
         assert isinstance(effect, Grant)
         return round(effect.delay_s, 6)
 
@@ -121,6 +128,100 @@ def test_those_that_an_attempt_held_ahead_and_cannot_have_used_come_back() -> No
     assert max(delays) > 0.05
     book.forget(A)
     assert book.delay(B) <= 0.001
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_use_waits_for_its_whole_weight() -> None:  # H111
+    book = Book(per_s=10.0, burst=5)
+    assert book.delay(A, weight=3) == 0.0
+    assert book.delay(B, weight=3) == 0.1
+    assert book.delay(C, weight=5) == 0.6
+    assert book.delay(D) == 0.7
+
+
+def test_what_a_use_did_not_weigh_goes_to_others_while_the_bucket_is_not_full() -> None:  # H111
+    book = Book(per_s=10.0, burst=10)
+    assert book.delay(A, weight=10) == 0.0
+    assert book.delay(B, weight=5) == 0.5
+    book.correct(A, 1, 10, 4)
+    assert book.delay(C, weight=3) == 0.0, "3 of the 6 that A has not used"
+    assert book.delay(D, weight=3) == 0.0
+    assert book.delay(A, 2, weight=1) == 0.6, "after B"
+    book.now += 100.0
+    book.correct(B, 1, 5, 0)  # the bucket is full again, with it or without it
+    assert [book.delay(one, 3, weight=5) for one in (A, B, C)] == [0.0, 0.0, 0.5]
+
+
+def test_later_uses_make_up_for_what_a_use_weighed_above_what_it_asked_for() -> None:  # H111
+    book = Book(per_s=10.0, burst=10)
+    assert book.delay(A, weight=5) == 0.0
+    book.correct(A, 1, 5, 25)
+    assert book.delay(B, weight=1) == 1.6
+
+
+def test_the_last_of_a_use_that_was_corrected_is_as_if_it_had_never_been_asked_for() -> None:
+    book = Book(per_s=10.0, burst=10)
+    assert book.delay(A, weight=10) == 0.0
+    book.correct(A, 1, 10, 0)
+    assert book.delay(B, weight=10) == 0.0
+
+
+def test_a_weight_as_large_as_the_burst_is_granted_where_permits_were_held_ahead() -> None:  # H111
+    book = Book(per_s=1000.0, burst=100)
+    held = book.book.take_ahead(A, 256, book.now)
+    assert held
+    assert book.book.hands_out_ahead
+    delay = book.delay(B, weight=100)
+    assert not book.book.hands_out_ahead
+    assert delay == pytest.approx(len(held) / 1000.0 + EXPIRY_S), "after what A holds, which may be used late"
+    book.now += 10.0
+    assert [book.delay(C, number, weight=100) for number in (1, 2)] == [0.0, 0.1]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_is_used_late_and_what_has_a_weight_keep_to_the_rate_together(seed: int) -> None:  # H111
+    chance = random.Random(seed)
+    per_s, burst = chance.choice([(200.0, 30), (1000.0, 60), (1000.0, 300)])
+    schedule, now = RateSchedule(per_s, burst), 0.0
+    used: list[tuple[float, int]] = []
+    for _ in range(chance.randrange(20)):
+        for _ in range(chance.choice([1, 5, 20])):
+            due = schedule.due(now)
+            schedule.take(now)
+            used.append((due + chance.choice([0.0, EXPIRY_S]), 1))
+        now += chance.expovariate(per_s / 10)
+    schedule.stop_sharing(now)
+    for _ in range(20):
+        weight = chance.choice([1, burst // 2, burst])
+        used.append((schedule.due(now, weight), weight))
+        schedule.take(now, weight)
+        now += chance.choice([0.0, chance.expovariate(per_s / burst)])
+    check_rate(used, per_s, burst)
+
+
+@pytest.mark.parametrize(("seed", "latency_s"), [(0, 0.0), (1, 0.02), (2, 0.08)])
+def test_two_tasks_with_five_hundred_coroutines_each_use_all_of_the_rate(seed: int, latency_s: float) -> None:
+    """H111: each asks again when it has had its use. Words take a moment in each direction."""
+    print("seed", seed)
+    book, chance = PermitBook(200.0, 1, 0), random.Random(seed)
+    todo: list[tuple[float, int, Asker]] = [(chance.random() * 0.01, 0, one) for one in (A, B) for _ in range(500)]
+    heapq.heapify(todo)
+    numbers, used, now = dict.fromkeys((A, B), 0), list[float](), 0.0
+    while now < 20.0:
+        deadline = book.next_deadline(now)
+        if deadline is not None and (not todo or deadline <= todo[0][0]):
+            now, effects = deadline, book.pass_time(deadline)
+        else:
+            now, _, asker = heapq.heappop(todo)
+            numbers[asker] += 1
+            effects = book.ask(Ticket(asker, numbers[asker]), False, inf, now)
+        for effect in effects:
+            assert isinstance(effect, Grant)
+            used.append(now + max(effect.delay_s, latency_s))
+            heapq.heappush(todo, (used[-1] + latency_s, len(used), effect.ticket.asker))
+    assert sum(time <= 20.0 for time in used) >= 0.95 * 200.0 * 20.0
 
 
 # --- what one attempt can reserve -------------------------------------------------------------------------------------
@@ -241,6 +342,7 @@ class Task:
     waits: dict[int, float] = field(default_factory=dict)  # number to deadline
     due: dict[int, float] = field(default_factory=dict)
     granted: dict[int, float] = field(default_factory=dict)  # number to the moment in the book
+    weights: dict[int, int] = field(default_factory=dict)
     uses: set[int] = field(default_factory=set)
 
 
@@ -257,7 +359,9 @@ class World:
         self.now = 0.0
         self.todo: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
-        self.used: list[float] = []
+        self.used: list[tuple[float, int]] = []  # when, and how much it really was
+        self.above: list[tuple[float, int]] = []  # what of it was more than what was asked for
+        self.weighs = chance.random() < 0.6
         self.tasks = [Task(Asker("op", n, 0)) for n in range(chance.randrange(1, 6))]
 
     def later(self, at: float, do: Callable[[], None]) -> None:
@@ -295,7 +399,8 @@ class World:
         task.waits[number] = self.now + for_s
         needs_slot = self.slots > 0
         it = Ticket(task.asker, number)
-        self.up(task, lambda: self.book.ask(it, needs_slot, self.now + for_s, self.now))
+        weight = task.weights[number] = self.chance.randint(1, self.burst) if self.weighs else 1
+        self.up(task, lambda: self.book.ask(it, needs_slot, self.now + for_s, self.now, weight))
         ends_at = self.now + for_s * self.chance.choice([1.0, 1.0, self.chance.random()])  # or it is interrupted
         self.later(ends_at, lambda: self.give_up(task, number) if number in task.waits else None)
 
@@ -316,9 +421,21 @@ class World:
         if not task.alive:
             return
         del task.waits[number]
-        self.used.append(task.granted[number])
+        weight = task.weights[number]
+        weighed = self.chance.choice([weight, 0, weight // 2, weight + self.chance.choice([1, 30])])
+        if not self.weighs:
+            weighed = weight
+        self.used.append((task.granted[number], weighed))
+        self.above.append((task.granted[number], max(0, weighed - weight)))
         task.uses.add(number)
-        self.later(self.now + self.chance.choice([0.0, 0.1, 2.0]), lambda: self.release(task, number))
+        takes_s = self.chance.choice([0.0, 0.1, 2.0])
+        self.later(self.now + takes_s * self.chance.random(), lambda: self.correct(task, number, weighed))
+        self.later(self.now + takes_s, lambda: self.release(task, number))
+
+    def correct(self, task: Task, number: int, weighed: int) -> None:
+        it, weight = Ticket(task.asker, number), task.weights[number]
+        if task.alive and weighed != weight:
+            self.up(task, lambda: self.book.correct(it, weight, weighed, self.now))
 
     def release(self, task: Task, number: int) -> None:
         if task.alive:
@@ -336,12 +453,19 @@ class World:
         self.later(self.now + self._latency(), forget)
 
 
-def check_rate(times: list[float], per_s: float, burst: int) -> None:
-    times = sorted(times)
-    for first in range(len(times)):
-        for last in range(first, min(len(times), first + 60)):
-            allowed = burst + per_s * (times[last] - times[first])
-            assert last - first + 1 <= allowed + 1e-6, f"{last - first + 1} uses from {times[first]} to {times[last]}"
+def check_rate(
+    uses: list[tuple[float, int]], per_s: float, burst: int, above: Sequence[tuple[float, int]] = ()
+) -> None:
+    """In no window weigh the uses more than the bucket allows, and what some weighed above what they had asked for."""
+    uses = sorted(uses)
+    for first in range(len(uses)):
+        total = 0
+        for last in range(first, min(len(uses), first + 60)):
+            total += uses[last][1]
+            window = uses[first][0], uses[last][0]
+            allowed = burst + per_s * (window[1] - window[0])
+            allowed += sum(weight for time, weight in above if window[0] <= time <= window[1])
+            assert total <= allowed + 1e-4, f"{total} from {window[0]} to {window[1]}"
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -362,7 +486,8 @@ def test_after_all_have_given_up_the_next_one_is_served_within_its_time(seed: in
     assert world.book.in_use == 0, f"seed {seed}: slots are lost"
     assert not world.book.contended
     if world.per_s is not None:
-        check_rate(world.used, world.per_s, world.burst)
+        check_rate(world.used, world.per_s, world.burst, world.above)
+        world.now += EXPIRY_S + sum(weight for _, weight in world.above) / world.per_s
     patient = Ticket(Asker("op", 99, 0), 1)
     interval_s = 1.0 / world.per_s if world.per_s else 0.0
     (effect,) = world.book.ask(patient, world.slots > 0, world.now + interval_s, world.now)
@@ -376,7 +501,7 @@ def test_permits_that_are_given_back_are_neither_lost_nor_doubled(seed: int) -> 
     chance = random.Random(seed)
     per_s, burst = chance.choice([(1.0, 1), (10.0, 5), (200.0, 60), (1000.0, 200)])
     schedule = RateSchedule(per_s, burst)
-    now, kept, open_ = 0.0, [], dict[float, float]()
+    now, kept, open_ = 0.0, list[float](), dict[Permit, float]()
     for _ in range(200):
         due = schedule.due(now)
         permit = schedule.take(now)
@@ -391,7 +516,7 @@ def test_permits_that_are_given_back_are_neither_lost_nor_doubled(seed: int) -> 
         now += chance.choice([0.0, 0.0, chance.expovariate(per_s)])
     for one in list(open_):
         schedule.give_back(one)
-    check_rate(kept, per_s, burst + 1)  # a whole number of permits
+    check_rate([(one, 1) for one in kept], per_s, burst)
     assert schedule.due(max([now, *kept])) <= max([now, *kept]) + 1.0 / per_s + 1e-9, f"seed {seed}: some are lost"
 
 
@@ -427,8 +552,8 @@ class Line:
 
     def request(self, request: Any, timeout_s: float) -> float | None:
         self._fail("request", "before")
-        _, number, needs_slot, left_s = request
-        effects = self.book.ask(Ticket(self.asker, number), needs_slot, self.time + left_s, self.time)
+        _, number, needs_slot, left_s, weight = request
+        effects = self.book.ask(Ticket(self.asker, number), needs_slot, self.time + left_s, self.time, weight)
         self.book.check_invariants()
         self._fail("request", "after")
         if not effects:
@@ -448,6 +573,8 @@ class Line:
                 self.book.give_up(Ticket(self.asker, number), self.time)
             case ["release", numbers]:
                 self.book.release(self.asker, numbers, self.time)
+            case ["correct", number, before, after]:
+                self.book.correct(Ticket(self.asker, number), before, after, self.time)
             case ["more", most]:
                 self.part.handle_event(["permits", self.book.take_ahead(self.asker, most, self.time)])
         self.book.check_invariants()
@@ -458,8 +585,8 @@ class Line:
 
 
 def a_task(book: PermitBook, *, ahead: bool = False) -> tuple[PermitsPart, Line]:
-    rate, users = book._schedule is not None, book._slots > 0
-    part = PermitsPart("api", rate, users, ahead)
+    burst = 0 if book._schedule is None else 1_000
+    part = PermitsPart("api", burst, book._slots > 0, ahead)
     line = Line(book)
     line.part = part
     open_alone(part, line)
@@ -479,7 +606,7 @@ def test_whatever_ends_a_wait_gives_back_what_was_reserved(
     book = PermitBook(per_s, 1, slots)
     part, line = a_task(book)
     if per_s is not None:
-        part.acquire(10.0)
+        part.acquire(1, 10.0)
         if slots:
             part.release()
             part.handle_event(["contended", 1, True])  # so that it asks for the next slot too
@@ -487,7 +614,7 @@ def test_whatever_ends_a_wait_gives_back_what_was_reserved(
         return  # nothing sleeps without a rate
     line.fails[where[0]] = where[1], end
     with pytest.raises(type(end) if not isinstance(end, TimedOut) else TimedOut):
-        part.acquire(10.0)
+        part.acquire(1, 10.0)
     assert book.in_use == 0
     (effect,) = book.ask(Ticket(B, 1), slots > 0, inf, line.time)
     assert isinstance(effect, Grant)
@@ -500,12 +627,12 @@ def test_whatever_ends_a_wait_gives_back_what_was_reserved(
 def test_a_slot_that_is_kept_stays_kept_if_the_rate_comes_too_late() -> None:
     book = PermitBook(1.0, 1, 2)
     part, _ = a_task(book)
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     part.release()
     assert book.in_use == 1
     for _ in range(5):
         with pytest.raises(TimedOut, match=r"no permit of 'api' within 0\.1 s"):
-            part.acquire(0.1)
+            part.acquire(1, 0.1)
     assert book.in_use == 1
     with pytest.raises(LocalProtocolError, match="without an acquire"):
         part.release()
@@ -518,13 +645,13 @@ def test_a_permit_held_ahead_is_kept_for_the_next_use_if_it_is_due_too_late() ->
     part, line = a_task(book, ahead=True)
     part.handle_event(["permits", [0.09, 0.095]])
     with pytest.raises(TimedOut):
-        part.acquire(0.01)
-    part.acquire(1.0)
+        part.acquire(1, 0.01)
+    part.acquire(1, 1.0)
     assert line.time == pytest.approx(0.09)
     line.fails["sleep"] = "before", Interrupt()
     with pytest.raises(Interrupt):
-        part.acquire(1.0)
-    part.acquire(1.0)
+        part.acquire(1, 1.0)
+    part.acquire(1, 1.0)
     assert line.time == pytest.approx(0.095)
 
 
@@ -534,9 +661,9 @@ def test_what_cannot_be_given_back_now_is_given_back_by_the_next_call() -> None:
     no_capacity = "before", TimedOut("no capacity")
     line.fails = {"request": ("after", Interrupt()), "send_event": no_capacity}
     with pytest.raises(Interrupt):
-        part.acquire(1.0)
+        part.acquire(1, 1.0)
     assert book.in_use == 1, "the word has not left"
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     part.release()
     line.fails["send_event"] = no_capacity
     with pytest.raises(TimedOut):
@@ -544,7 +671,7 @@ def test_what_cannot_be_given_back_now_is_given_back_by_the_next_call() -> None:
     assert book.in_use == 1
     line.fails["request"] = "before", Interrupt()
     with pytest.raises(Interrupt):
-        part.acquire(1.0)
+        part.acquire(1, 1.0)
     assert book.in_use == 0
 
 
@@ -553,7 +680,7 @@ def test_news_that_others_wait_counts_even_if_older_news_comes_after_it() -> Non
     part, _ = a_task(book)
     part.handle_event(["contended", 3, True])
     part.handle_event(["contended", 2, False])
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     part.release()
     assert book.in_use == 0
 
@@ -563,9 +690,9 @@ def test_a_task_that_has_no_capacity_for_permits_ahead_asks_for_each_use() -> No
     part, line = a_task(book, ahead=True)
     for _ in range(3):
         line.fails["send_event_nowait"] = "before", GatewayFull("full")
-        part.acquire(1.0)
+        part.acquire(1, 1.0)
     assert line.time <= EXPIRY_S
-    part.acquire(1.0)
+    part.acquire(1, 1.0)
     assert line.more == ["more", part._ahead]
 
 
@@ -581,5 +708,141 @@ def test_a_task_that_waits_long_gets_the_permits_of_those_that_give_up() -> None
         book.forget(line.time, *B)
 
     line.sleep = give_up_meanwhile  # type: ignore[method-assign]
-    part.acquire(600.0)
+    part.acquire(1, 600.0)
     assert line.time <= 30.0, "it waits for its look, and for one interval"
+
+
+# --- coroutines -------------------------------------------------------------------------------------------------------
+
+
+class LoopLine(Line):
+    """A line for coroutines. The book's slots are answered when they are free."""
+
+    def __init__(self, book: PermitBook) -> None:
+        super().__init__(book)
+        self.waiting: dict[Ticket, asyncio.Future[Any]] = {}
+        self.full = 0
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def carry_out(self, effects: list[PermitEffect]) -> None:
+        self.book.check_invariants()
+        for effect in effects:
+            answer = self.waiting.pop(effect.ticket)
+            if not answer.done():
+                answer.set_result(effect.delay_s if isinstance(effect, Grant) else None)
+
+    async def request_async(self, request: Any, timeout_s: float) -> Any:
+        _, number, needs_slot, left_s, weight = request
+        it, now = Ticket(self.asker, number), self.now()
+        answer = self.waiting[it] = asyncio.get_running_loop().create_future()
+        self.carry_out(self.book.ask(it, needs_slot, now + left_s, now, weight))
+        return await answer
+
+    def send_event_nowait(self, event: Any) -> None:
+        if self.full:
+            self.full -= 1
+            raise GatewayFull("full")
+        now = self.now()
+        match event:
+            case ["give up", number]:
+                self.carry_out(self.book.give_up(Ticket(self.asker, number), now))
+            case ["release", numbers]:
+                self.carry_out(self.book.release(self.asker, numbers, now))
+            case ["correct", number, before, after]:
+                self.carry_out(self.book.correct(Ticket(self.asker, number), before, after, now))
+
+
+def permits_of(part: PermitsPart) -> PermitsInTask:
+    permits = PermitsInTask("api")
+    permits._part = lambda: part  # type: ignore[method-assign]
+    return permits
+
+
+def on_a_loop(book: PermitBook, burst: int = 0) -> tuple[LoopLine, PermitsInTask]:
+    part, line = PermitsPart("api", burst, book._slots > 0, False), LoopLine(book)
+    line.part = part
+    open_alone(part, line)
+    return line, permits_of(part)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("full", [0, 1], ids=["capacity", "no capacity"])
+@pytest.mark.parametrize("seed", range(5))
+async def test_coroutines_that_are_cancelled_give_everything_back(seed: int, full: int) -> None:  # H176
+    chance, book = random.Random(seed), PermitBook(None, 1, 3)
+    line, permits = on_a_loop(book)
+    inside: list[int] = []
+
+    async def use(number: int) -> None:
+        async with permits:
+            inside.append(number)
+            assert len(inside) <= 3
+            await asyncio.sleep(0.001 * chance.random())
+            inside.remove(number)
+
+    async def cancelled(number: int) -> None:
+        with anyio.move_on_after(0.01 * chance.random()):
+            try:
+                await use(number)
+            finally:
+                inside[:] = [one for one in inside if one != number]
+
+    line.full = full
+    async with anyio.create_task_group() as tasks:
+        for number in range(200):
+            tasks.start_soon(cancelled, number)
+    await use(-1)
+    with anyio.fail_after(60.0):
+        while book.in_use > 1:  # noqa: ASYNC110 - one is kept for the next use, and the rest may leave later
+            await asyncio.sleep(0.01)
+    assert not book.contended
+    assert not book._later
+
+
+@pytest.mark.anyio
+async def test_a_use_with_a_weight_is_corrected_in_a_coroutine_and_on_a_thread() -> None:  # H111
+    book = PermitBook(0.001, 10, 0)
+    _, permits = on_a_loop(book, 10)
+    async with permits.weight(10) as used:
+        used.correct(4)
+        with pytest.raises(LocalProtocolError, match=r"correct\(\) was called twice"):
+            used.correct(4)
+    async with permits.weight(6):
+        pass
+    with pytest.raises(LocalProtocolError, match="entered twice"):
+        async with used:
+            pass
+    with pytest.raises(LocalProtocolError, match=r"has the weight 11, but their burst is 10.*or divide the use"):
+        async with permits.weight(11):
+            pass
+    with pytest.raises(LocalProtocolError, match="a use that has not begun"):
+        permits.weight(1).correct(1)
+    for blocking, named in (
+        (permits.acquire, r"use `await acquire_async\(\.\.\.\)`"),
+        (permits.__enter__, "use `async with permits`"),
+        (permits.weight(1).__enter__, r"use `async with permits\.weight"),
+    ):
+        with pytest.raises(LocalProtocolError, match=named):
+            blocking()
+
+
+def test_a_weight_needs_a_rate() -> None:
+    part, _ = a_task(PermitBook(None, 1, 1))
+    with pytest.raises(LocalProtocolError, match="was given a weight, but they limit no rate"):
+        part.acquire(2, 1.0)
+
+
+def test_a_use_on_a_thread_waits_for_its_weight_and_corrects_it() -> None:  # H111
+    part, line = a_task(PermitBook(1.0, 10, 0))
+    permits = permits_of(part)
+    with permits.weight(10) as used:
+        used.correct(7)
+    with permits.weight(3):
+        assert line.time == 0.0
+    with permits.weight(3) as used:
+        assert line.time == 3.0
+    used.correct(13)
+    with permits.weight(1):
+        assert line.time == 14.0

@@ -328,7 +328,7 @@ def test_the_schedule_allows_no_more_than_the_bucket_even_if_permits_are_used_wh
         now += chance.expovariate(per_s / 2)
     # As many as possible are used at one moment: the late ones keep their permits for it.
     crowded = chance.choice(due) + late
-    check_rate([min(max(one, crowded), one + late) for one in due], per_s, burst + 1)  # a whole number of permits
+    check_rate([min(max(one, crowded), one + late) for one in due], per_s, burst)
 
 
 async def test_a_request_of_an_attempt_before_the_restore_takes_no_slot() -> None:  # H73 H111
@@ -337,7 +337,7 @@ async def test_a_request_of_an_attempt_before_the_restore_takes_no_slot() -> Non
     async with running_operator(**kept) as world:
         await world.launch_operator(0, passing_on)
         await world.checkpoint()
-    restored = with_held_requests(world.checkpoints[-1], ["acquire", 1, True, 600.0], part="api")
+    restored = with_held_requests(world.checkpoints[-1], ["acquire", 1, True, 600.0, 1], part="api")
     async with running_operator(**kept, restored=restored) as world:
         await world.launch_operator(0, passing_on)
         assert permits.in_use == 0

@@ -11,6 +11,9 @@ If it has a permit that is not due, it gets another one only if that is due with
 behind its own, and take their turn when that is over. So one that asks a thousand times, and then stands still or dies,
 delays others by one permit, or ``AHEAD_S`` of them.
 
+A permit has a weight. ``correct`` says what a use really weighed. If that is less, the rest is given back, and is there
+for others as long as it is valid (see ``schedule``). If it is more, whatever is handed out from then on comes later.
+
 What is reserved for a ticket ends with its wait, its attempt or its time, whichever is first (H176):
 
 | what happens | a ticket that waits | one that was granted | any other |
@@ -18,6 +21,8 @@ What is reserved for a ticket ends with its wait, its attempt or its time, which
 | ``ask`` again | refused | its permit becomes an earlier one, if one was given back | a new wait |
 | ``give_up``: its wait has ended without a use | waits no more | slot and permit are free again | ignored |
 | ``release``: its use is over | ignored | the slot is free again | ignored |
+| ``correct``: its use weighed less | ignored | the rest of its permit is free again | ignored |
+| ``correct``: its use weighed more | later permits come later | the same | the same |
 | ``forget``: its attempt is over | waits no more | the slot is free again, and the permit if it is not due | ignored |
 | its time ends before it can be served | waits no more, and gets nothing | nothing | nothing |
 
@@ -26,12 +31,11 @@ A request and the word that it was given up arrive in this order, so the word al
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from itertools import count
 from typing import NamedTuple
 
-from spark_bridge.primitives.permits.schedule import AHEAD_S, RateSchedule
+from spark_bridge.primitives.permits.schedule import AHEAD_S, Permit, RateSchedule
 
 _ROUNDING_S = 1e-6
 
@@ -67,12 +71,12 @@ class Withdraw(NamedTuple):
 PermitEffect = Grant | Withdraw
 
 
-class _Later(NamedTuple):
-    """A request behind others of its attempt."""
+class _Request(NamedTuple):
+    """What a ticket waits for, and until when."""
 
-    ticket: Ticket
     needs_slot: bool
     until: float
+    weight: int
 
 
 class PermitBook:
@@ -86,11 +90,11 @@ class PermitBook:
         self.in_use = 0
         self._slots = slots
         self._schedule = None if per_s is None else RateSchedule(per_s, burst)
-        self._waiting: dict[Ticket, float] = {}  # for a slot: until when
+        self._waiting: dict[Ticket, _Request] = {}  # for a slot
         self._waits: dict[Asker, set[int]] = {}  # their numbers
         self._held: dict[Asker, set[int]] = {}  # the numbers of those with a slot
-        self._permits: dict[Ticket, float] = {}  # of the rate, as long as they can be given back
-        self._later: dict[Asker, deque[_Later]] = {}
+        self._permits: dict[Ticket, Permit] = {}  # of the rate, as long as they can be given back
+        self._later: dict[Asker, dict[int, _Request]] = {}  # behind others of their attempt, by their numbers
         self._reserved: dict[Asker, tuple[Ticket, float]] = {}  # the last permit of each, and when it is due
         self._ahead = count(-1, -1)  # numbers for permits that nobody has asked for one by one
 
@@ -99,8 +103,15 @@ class PermitBook:
         """Whether somebody waits for a slot, so that nobody keeps one for later."""
         return bool(self._waiting)
 
-    def ask(self, ticket: Ticket, needs_slot: bool, until: float, now: float) -> list[PermitEffect]:
+    @property
+    def hands_out_ahead(self) -> bool:
+        """Whether permits may be held ahead of need: not if single ones have a weight."""
+        return self._schedule is not None and self._schedule.shares
+
+    def ask(self, ticket: Ticket, needs_slot: bool, until: float, now: float, weight: int = 1) -> list[PermitEffect]:
         """Wait for a slot, if one is needed, and get a permit of the rate, if that is limited.
+
+        From the first weight above 1 on, no permits are handed out ahead of need.
 
         Raises ``ValueError``, and changes nothing, if the ticket waits already, or has a slot and needs another one.
         """
@@ -108,16 +119,18 @@ class PermitBook:
         if (
             number in self._waits.get(asker, ())
             or (needs_slot and number in self._held.get(asker, ()))
-            or any(later.ticket == ticket for later in self._later.get(asker, ()))
+            or number in self._later.get(asker, ())
         ):
             raise ValueError(f"{ticket} has asked already")
         effects: list[PermitEffect] = []
-        needs_slot = needs_slot and self._slots > 0
+        request = _Request(needs_slot and self._slots > 0, until, weight)
+        if weight > 1 and self._schedule is not None:
+            self._schedule.stop_sharing(now)
         self._give_back_permit(ticket)  # what comes now is not later
-        if self._later.get(asker) or self._has_enough(asker, needs_slot, now):
-            self._later.setdefault(asker, deque()).append(_Later(ticket, needs_slot, until))
+        if asker in self._later or self._has_enough(asker, request, now):
+            self._later.setdefault(asker, {})[number] = request
         else:
-            self._begin(ticket, needs_slot, until, now, effects)
+            self._begin(ticket, request, now, effects)
         return self._serve(now, effects)
 
     def next_deadline(self, now: float) -> float | None:
@@ -125,8 +138,11 @@ class PermitBook:
         schedule = self._schedule
         if not self._later or schedule is None:
             return None
-        soon = max(now, schedule.due(now) - AHEAD_S)
-        due = [soon if asker not in self._reserved else min(soon, self._reserved[asker][1]) for asker in self._later]
+        due: list[float] = []
+        for asker, waiting in self._later.items():
+            due.append(schedule.due(now, next(iter(waiting.values())).weight) - AHEAD_S)
+            if asker in self._reserved:
+                due.append(self._reserved[asker][1])
         return max(now, min(due))
 
     def pass_time(self, now: float) -> list[PermitEffect]:
@@ -147,10 +163,20 @@ class PermitBook:
         """The asker does not wait any more, and uses nothing."""
         effects: list[PermitEffect] = []
         self._withdraw(ticket, effects)
-        self._drop_later(ticket.asker, effects, ticket)
+        if ticket.number in self._later.get(ticket.asker, ()):
+            self._leave_later(ticket)
+            effects.append(Withdraw(ticket))
         self._free_slot(ticket)
         self._give_back_permit(ticket)
         return self._serve(now, effects)
+
+    def correct(self, ticket: Ticket, before: int, after: int, now: float) -> list[PermitEffect]:
+        """The use that asked for the weight ``before`` weighs ``after``."""
+        if self._schedule is not None and after > before:
+            self._schedule.add(now, after - before)
+        elif self._schedule is not None and ticket in self._permits:
+            self._permits[ticket] = self._schedule.shorten(self._permits[ticket], after)
+        return self._serve(now, [])
 
     def release(self, asker: Asker, numbers: Collection[int], now: float) -> list[PermitEffect]:
         """The asker uses these slots no longer. Not more than it has: a hostile one may name any number."""
@@ -172,7 +198,7 @@ class PermitBook:
         else:
             askers = [Asker(operator_id, subtask, attempt)]
         for asker in askers:
-            self._drop_later(asker, effects)
+            effects += [Withdraw(Ticket(asker, number)) for number in self._later.pop(asker, {})]
             self._reserved.pop(asker, None)
             for number in list(self._waits.get(asker, ())):
                 self._withdraw(Ticket(asker, number), effects)
@@ -187,21 +213,21 @@ class PermitBook:
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
-    def _has_enough(self, asker: Asker, needs_slot: bool, now: float) -> bool:
+    def _has_enough(self, asker: Asker, request: _Request, now: float) -> bool:
         """Whether what the attempt has reserved comes before what it asks for now."""
-        if needs_slot and asker in self._waits:
+        if request.needs_slot and asker in self._waits:
             return True
         ticket, due = self._reserved.get(asker, (None, now))
         if ticket not in self._permits or due <= now or self._schedule is None:
             return False
-        return self._schedule.due(now) - now > AHEAD_S
+        return self._schedule.due(now, request.weight) - AHEAD_S > now  # as ``next_deadline`` has it
 
-    def _begin(self, ticket: Ticket, needs_slot: bool, until: float, now: float, effects: list[PermitEffect]) -> None:
-        if needs_slot:
-            self._waiting[ticket] = until
+    def _begin(self, ticket: Ticket, request: _Request, now: float, effects: list[PermitEffect]) -> None:
+        if request.needs_slot:
+            self._waiting[ticket] = request
             self._waits.setdefault(ticket.asker, set()).add(ticket.number)
         else:
-            effects.append(self._grant(ticket, until, now))
+            effects.append(self._grant(ticket, request, now))
 
     def _serve(self, now: float, effects: list[PermitEffect]) -> list[PermitEffect]:
         self._serve_waiting(now, effects)
@@ -214,31 +240,28 @@ class PermitBook:
         """Let each attempt whose own requests are served take the next of them; return whether one did."""
         begun = False
         for asker, waiting in list(self._later.items()):
-            ticket, needs_slot, until = waiting[0]
-            if until < now:
+            number, request = next(iter(waiting.items()))
+            ticket = Ticket(asker, number)
+            if request.until < now:
                 effects.append(Withdraw(ticket))
-            elif self._has_enough(asker, needs_slot, now):
+            elif self._has_enough(asker, request, now):
                 continue
             else:
-                self._begin(ticket, needs_slot, until, now, effects)
+                self._begin(ticket, request, now, effects)
             begun = True
-            waiting.popleft()
-            if not waiting:
-                del self._later[asker]
+            self._leave_later(ticket)
         return begun
 
-    def _drop_later(self, asker: Asker, effects: list[PermitEffect], only: Ticket | None = None) -> None:
-        """Requests that wait behind others of their attempt wait no more: one of them, or all."""
-        waiting = self._later.pop(asker, deque())
-        effects += [Withdraw(one.ticket) for one in waiting if only in (None, one.ticket)]
-        kept = deque(one for one in waiting if only not in (None, one.ticket))
-        if kept:
-            self._later[asker] = kept
+    def _leave_later(self, ticket: Ticket) -> None:
+        waiting = self._later[ticket.asker]
+        del waiting[ticket.number]
+        if not waiting:
+            del self._later[ticket.asker]
 
     def _serve_waiting(self, now: float, effects: list[PermitEffect]) -> None:
         while self._waiting:
-            ticket, until = next(iter(self._waiting.items()))
-            if until < now:
+            ticket, request = next(iter(self._waiting.items()))
+            if request.until < now:
                 self._withdraw(ticket, effects)
             elif self.in_use >= self._slots:
                 break
@@ -246,18 +269,18 @@ class PermitBook:
                 self._leave_queue(ticket)
                 self._held.setdefault(ticket.asker, set()).add(ticket.number)
                 self.in_use += 1
-                effects.append(self._grant(ticket, until, now))
+                effects.append(self._grant(ticket, request, now))
                 if isinstance(effects[-1], Withdraw):
                     self._free_slot(ticket)
 
-    def _grant(self, ticket: Ticket, until: float, now: float) -> PermitEffect:
+    def _grant(self, ticket: Ticket, request: _Request, now: float) -> PermitEffect:
         """Hand out a permit of the rate, unless it comes too late."""
         schedule = self._schedule
-        due = now if schedule is None else schedule.due(now)
-        if due > until + _ROUNDING_S:
+        due = now if schedule is None else schedule.due(now, request.weight)
+        if due > request.until + _ROUNDING_S:
             return Withdraw(ticket)
         if schedule is not None:
-            self._permits[ticket] = schedule.take(now)
+            self._permits[ticket] = schedule.take(now, request.weight)
             self._reserved[ticket.asker] = ticket, due
         return Grant(ticket, due - now)
 

@@ -15,7 +15,7 @@ from protocol.describing import show
 from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket
 from spark_bridge.primitives.permits.schedule import RateSchedule
-from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
+from spark_bridge.primitives.permits.task import WEIGHT_MAX, PermitsInTask, PermitsPart
 from spark_bridge.primitives.primitive import Primitive, not_the_state_of, tell_all
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -24,12 +24,19 @@ class Permits(PermitsInTask, Primitive):
     """A rate and a number of concurrent users that all tasks keep to together, such as those of an external service.
 
     ``sidecar.permits(name, per_s=20)`` makes it, and ``coordinate(..., uses=[permits])`` gives it to an operator;
-    several operators may share it. In the functions that the tasks run, ``with permits:`` waits for a permit.
+    several operators may share it. In the functions that the tasks run, ``with permits:`` waits for a permit, and in
+    coroutines ``async with permits:``, of which thousands may wait.
 
-    In any ``w`` seconds at most ``burst + per_s * w`` uses are allowed, over all tasks. If ``per_s`` is at least
-    100, and ``burst`` more than a twentieth of it, the tasks hold a few permits ahead of need, so that the usual use
-    costs no round trip; a task that dies takes those of about a tenth of a second with it. At most ``concurrency``
-    tasks or threads are inside ``with permits:`` at the same time. The places of an attempt that is lost become free
+    In any ``w`` seconds at most ``burst + per_s * w`` uses are allowed, over all tasks. ``with permits.weight(1200) as
+    used:`` is a use that counts as so many, such as the tokens of a call; the sum of the weights has that bound.
+    ``used.correct(900)`` says what it really was. The bound holds for the corrected weights too if none is above what
+    was asked for. What is above it was used already: so it comes on top, and all later uses wait until the rate has
+    made up for it.
+
+    If ``per_s`` is at least 100, and ``burst`` more than a twentieth of it, the tasks hold a few permits ahead of need,
+    so that the usual use costs no round trip; a task that dies takes those of about a tenth of a second with it. From
+    the first use with a weight above 1 on, each use asks the driver. At most ``concurrency`` tasks or threads are
+    inside ``with permits:`` at the same time. The places of an attempt that is lost become free
     when Spark or the sidecar knows that it is over.
 
     Waiting tasks are served in the order in which they ask. What was reserved for a task that stops waiting, because of
@@ -43,7 +50,7 @@ class Permits(PermitsInTask, Primitive):
     Args:
         name: the name of the part, at most 200 characters.
         per_s: permits a second, a finite number above 0. None for no limit.
-        burst: how many permits may be used at one moment after a pause, at least 1.
+        burst: how many permits may be used at one moment after a pause, at least 1. No use can have a larger weight.
         concurrency: how many may be in use at the same time, at least 1. None for no limit.
 
     Raises:
@@ -61,9 +68,9 @@ class Permits(PermitsInTask, Primitive):
         if per_s is None and concurrency is None:
             raise ValueError(f"permits {name!r} limit nothing: pass per_s, concurrency or both")
         self._slots = concurrency or 0
-        self._desk = _Desk(PermitBook(per_s, burst, self._slots))
+        self._desk = _Desk(PermitBook(per_s, burst, self._slots), burst)
         self._hands_out_ahead = per_s is not None and RateSchedule(per_s, burst).shares
-        self._limits_rate = per_s is not None
+        self._burst = 0 if per_s is None else burst
 
     def __reduce__(self) -> Any:
         return PermitsInTask, (self._name,)
@@ -82,7 +89,7 @@ class Permits(PermitsInTask, Primitive):
         return _Coordinator(self._name, self._desk, operator_id)
 
     def task_part(self) -> Callable[[], SubtaskOperator]:
-        return partial(PermitsPart, self._name, self._limits_rate, self._slots > 0, self._hands_out_ahead)
+        return partial(PermitsPart, self._name, self._burst, self._slots > 0, self._hands_out_ahead)
 
 
 class _Desk:
@@ -92,8 +99,9 @@ class _Desk:
         changes: how often ``contended`` has changed. Tasks may hear of changes in another order.
     """
 
-    def __init__(self, book: PermitBook) -> None:
+    def __init__(self, book: PermitBook, burst: int) -> None:
         self.book = book
+        self.burst = burst
         self.contended = False
         self.changes = 0
         self._halves: dict[str, _Coordinator] = {}
@@ -114,9 +122,9 @@ class _Desk:
         self._timer = None  # it may have been one of the operator's, and end with it
         self.carry_out(self.book.forget(half.now, half.operator_id, subtask, attempt), half.now)
 
-    def ask(self, half: _Coordinator, ticket: Ticket, needs_slot: bool, timeout_s: float) -> Reply:
+    def ask(self, half: _Coordinator, ticket: Ticket, needs_slot: bool, timeout_s: float, weight: int) -> Reply:
         """Answer with the time to wait as soon as there is what is needed; with None if it would come too late."""
-        effects = self.book.ask(ticket, needs_slot, half.now + timeout_s, half.now)
+        effects = self.book.ask(ticket, needs_slot, half.now + timeout_s, half.now, weight)
         self._replies[ticket] = reply = Reply()
         self.carry_out(effects, half.now)
         return reply
@@ -174,11 +182,11 @@ class _Coordinator(OperatorCoordinator):
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         match request:
-            case [str("acquire"), int(number), bool(needs_slot), int() | float() as timeout_s] if (
-                number > 0 <= timeout_s
+            case [str("acquire"), int(number), bool(needs_slot), int() | float() as timeout_s, int(weight)] if (
+                number > 0 <= timeout_s and 0 < weight <= self._desk.burst
             ):
                 ticket = Ticket(Asker(self.operator_id, subtask, attempt), number)
-                return self._desk.ask(self, ticket, needs_slot, timeout_s)
+                return self._desk.ask(self, ticket, needs_slot, timeout_s, weight)
             case _:
                 raise RemoteProtocolError(f"not a request for permits: {show(request, 80)}; {SAME_RELEASE}")
 
@@ -186,10 +194,17 @@ class _Coordinator(OperatorCoordinator):
         asker, book = Asker(self.operator_id, subtask, attempt), self._desk.book
         match event:
             case [str("more"), int(count)]:
-                delays = book.take_ahead(asker, min(max(count, 1), 1000), self.now)
+                delays = None
+                if book.hands_out_ahead:
+                    delays = book.take_ahead(asker, min(max(count, 1), 1000), self.now)
                 await self.context.gateways.send(subtask, ["permits", delays], attempt=attempt, urgent=True)
             case [str("give up"), int(number)] if number > 0:
                 self._desk.carry_out(book.give_up(Ticket(asker, number), self.now), self.now)
+            case [str("correct"), int(number), int(before), int(after)] if (
+                number > 0 < before <= self._desk.burst and 0 <= after <= WEIGHT_MAX
+            ):
+                effects = book.correct(Ticket(asker, number), before, after, self.now)
+                self._desk.carry_out(effects, self.now)
             case [str("release"), [*numbers]] if {int}.issuperset(map(type, numbers)):
                 self._desk.carry_out(book.release(asker, numbers, self.now), self.now)
             case _:

@@ -2,14 +2,16 @@
 
 """The task's half of permits, and what user code sees of it there.
 
-to the coordinator   request ["acquire", number, slot, timeout_s]   a permit of the rate, and a slot if one is needed;
-                                                                    the answer is how long not to use them, or None
+to the coordinator   request ["acquire", number, slot,              a permit of the rate, and a slot if one is needed;
+                              timeout_s, weight]                    the answer is how long not to use them, or None
                                                                     if that would be too late. Asked again, it may
                                                                     be shorter
                      ["give up", number]                            the task has not used what it asked for there
+                     ["correct", number, before, after]             the use had another weight than it asked for
                      ["more", count]                                permits ahead of need
                      ["release", numbers]                           slots, by the requests that got them
-to a task            ["permits", delays]                            answer to "more"; perhaps none
+to a task            ["permits", delays]                            answer to "more"; perhaps none, or None if there
+                                                                    will never be any
                      ["contended", version, bool]                   whether others wait for slots (urgent)
 """
 
@@ -17,21 +19,26 @@ from __future__ import annotations
 
 import threading
 from bisect import insort
-from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from protocol.arguments import WAIT, checked
+from protocol.arguments import AT_LEAST_1, WAIT, between, checked
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
+from spark_bridge.primitives.waiting import OnLoop, OnThread, Unsent, finished, waiting_here
+from spark_bridge.subtask.context import refuse_on_loop
 from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
 
+WEIGHT_MAX = 2**53
+"""What a use can have weighed at most: such a number is exact as a float."""
+WEIGHED = between(0, WEIGHT_MAX, f"an int from 0 to {WEIGHT_MAX}")
 AHEAD_MAX = 256
 """The most permits that a task holds ahead of need."""
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 10.0
@@ -39,6 +46,10 @@ LOOK_S_MIN, LOOK_S_MAX = 1.0, 10.0
 
 
 class _Wait(NamedTuple):
+    """``by``: how it waits."""
+
+    by: OnThread
+    weight: int
     timeout_s: float
     deadline: float
 
@@ -48,10 +59,11 @@ class PermitsPart(TaskPart):
 
     waits_for_subtask_ready = False
 
-    def __init__(self, name: str, limits_rate: bool, limits_users: bool, hands_out_ahead: bool) -> None:
+    def __init__(self, name: str, burst: int, limits_users: bool, hands_out_ahead: bool) -> None:
+        """``burst``: 0 if there is no rate."""
         self._name = name
         self._requests = 0
-        self._limits_rate = limits_rate
+        self._burst = burst
         self._limits_users = limits_users
         self._hands_out_ahead = hands_out_ahead
         self._permits: list[float] = []  # the moments from which they may be used, ascending
@@ -60,68 +72,95 @@ class PermitsPart(TaskPart):
         self._idle_slots: list[int] = []
         self._used_slots: list[int] = []
         self._contended = 0, False  # the version, and whether others wait
-        self._unsent: deque[list[Any]] = deque()  # what is given back, and could not be sent yet
+        self._unsent = Unsent()  # what is given back
         self._lock = threading.Lock()
         self._context: SubtaskContext
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self._context = context
 
-    def acquire(self, timeout_s: float) -> None:
-        """Wait until one may be used. A slot must be released.
+    def check_weight(self, weight: int) -> None:
+        """Raise ``LocalProtocolError`` if no use can have this weight."""
+        if not self._burst:
+            raise LocalProtocolError(
+                f"a use of the permits {self._name!r} was given a weight, but they limit no rate: pass per_s and burst "
+                "to sidecar.permits(), or use `with permits:`"
+            )
+        if weight > self._burst:
+            raise LocalProtocolError(
+                f"a use of the permits {self._name!r} has the weight {weight}, but their burst is {self._burst}, and "
+                "no more may be used at one moment: pass a larger burst to sidecar.permits(), or divide the use"
+            )
 
-        However this ends without a use, what was reserved for it is given back.
+    def acquire(self, weight: int, timeout_s: float, *, may_be_held: bool = True) -> int | None:
+        """Wait until a use of this weight may begin; return its number, if the driver was asked. A slot must be
+        released.
+
+        However this ends without a use, what was reserved for it is given back. Without ``may_be_held`` the driver is
+        asked, also if a permit is held ahead.
         """
-        wait = _Wait(timeout_s, self._now() + timeout_s)
-        self._send_back()
+        refuse_on_loop("acquire", "acquire_async")
+        return finished(self._acquire(OnThread(self._context), weight, timeout_s, may_be_held))
+
+    async def acquire_async(self, weight: int, timeout_s: float, *, may_be_held: bool = True) -> int | None:
+        """``acquire`` in a coroutine, which may be cancelled."""
+        return await self._acquire(OnLoop(self._context), weight, timeout_s, may_be_held)
+
+    async def _acquire(self, by: OnThread, weight: int, timeout_s: float, may_be_held: bool) -> int | None:
+        if weight != 1:
+            self.check_weight(weight)
+        wait = _Wait(by, weight, timeout_s, self._now() + timeout_s)
+        self._unsent.send(by)
         with self._lock:
             slot = self._idle_slots.pop() if self._idle_slots else None
             needs_slot = self._limits_users and slot is None
-            due = self._take_ahead() if self._limits_rate and not needs_slot else None
+            may_be_held = may_be_held and weight == 1 and not needs_slot
+            due = self._take_ahead() if self._burst and may_be_held else None
             number = None
-            if needs_slot or (self._limits_rate and due is None):
+            if needs_slot or (self._burst and due is None):
                 number = self._requests = self._requests + 1
         try:
             if number is not None:
-                due = self._ask(number, needs_slot, wait)
+                due = await self._ask(number, needs_slot, wait)
             if due is not None:
-                self._wait_until(due, number, wait)
+                await self._wait_until(due, number, wait)
             if self._limits_users:
                 self._used_slots.append(cast("int", number) if slot is None else slot)
         except BaseException:
-            self._undo(slot, number, due)
+            self._undo(slot, number, due, by)
             raise
+        return number
 
-    def _ask(self, number: int, needs_slot: bool, wait: _Wait) -> float:
+    async def _ask(self, number: int, needs_slot: bool, wait: _Wait) -> float:
         """Ask until there is a permit of the rate, and a slot if one is needed. Return when they may be used."""
-        while (due := self._look(number, needs_slot, wait)) is None:
-            self._sleep_before_a_look(wait.deadline)
+        while (due := await self._look(number, needs_slot, wait)) is None:
+            await self._sleep_before_a_look(wait, wait.deadline)
             if self._now() >= wait.deadline:
                 raise self._timed_out(wait)
         return due
 
-    def _wait_until(self, due: float, number: int | None, wait: _Wait) -> None:
+    async def _wait_until(self, due: float, number: int | None, wait: _Wait) -> None:
         """Wait until the permit may be used. Others may give theirs back meanwhile, so look now and then."""
         while (left_s := due - self._now()) > 0:
             if due > wait.deadline:
                 raise self._timed_out(wait)
             if number is None or left_s <= LOOK_S_MIN:
-                self._context.sleep(left_s)
+                await wait.by.sleep(left_s)
                 return
-            self._sleep_before_a_look(due)
-            due = min(due, self._look(number, False, wait) or due)
+            await self._sleep_before_a_look(wait, due)
+            due = min(due, await self._look(number, False, wait) or due)
 
-    def _look(self, number: int, needs_slot: bool, wait: _Wait) -> float | None:
+    async def _look(self, number: int, needs_slot: bool, wait: _Wait) -> float | None:
         left_s = max(0.0, wait.deadline - self._now())
         try:
-            delay: float | None = self._context.request(["acquire", number, needs_slot, left_s], left_s)
+            delay: float | None = await wait.by.request(["acquire", number, needs_slot, left_s, wait.weight], left_s)
         except TimedOut as error:
             raise self._timed_out(wait) from error
         return None if delay is None else self._now() + delay
 
-    def _sleep_before_a_look(self, until: float) -> None:
+    async def _sleep_before_a_look(self, wait: _Wait, until: float) -> None:
         left_s = until - self._now()
-        self._context.sleep(max(0.0, min(left_s, LOOK_S_MAX, max(LOOK_S_MIN, left_s / 2))))
+        await wait.by.sleep(max(0.0, min(left_s, LOOK_S_MAX, max(LOOK_S_MIN, left_s / 2))))
 
     def _timed_out(self, wait: _Wait) -> TimedOut:
         return self.task.timed_out(
@@ -129,7 +168,7 @@ class PermitsPart(TaskPart):
             "one that it has not released; wait longer, or raise the limit"
         )
 
-    def _undo(self, slot: int | None, number: int | None, due: float | None) -> None:
+    def _undo(self, slot: int | None, number: int | None, due: float | None, by: OnThread) -> None:
         """Give back what was not used: a slot of this task, what was asked of the driver, or a permit held ahead.
 
         Never raises: the caller raises why it was not used. What cannot be sent now leaves with the next call.
@@ -142,7 +181,12 @@ class PermitsPart(TaskPart):
             if slot is not None:
                 self._keep_or_return(slot)
         with suppress(Exception):
-            self._send_back()
+            self._unsent.send(by)
+
+    def correct(self, number: int, before: int, after: int) -> None:
+        """A use has another weight than it asked for."""
+        self._unsent.append(["correct", number, before, after])
+        self._unsent.send(waiting_here(self._context))
 
     def release(self) -> None:
         """Give a slot back, or keep it for the next use if nobody else waits for one."""
@@ -155,7 +199,7 @@ class PermitsPart(TaskPart):
                     "or use `with permits:`"
                 )
             self._keep_or_return(self._used_slots.pop())
-        self._send_back()
+        self._unsent.send(waiting_here(self._context))
 
     def _keep_or_return(self, slot: int) -> None:
         """Keep a slot for the next use, unless others wait or one is kept already. Under the lock."""
@@ -163,19 +207,6 @@ class PermitsPart(TaskPart):
             self._unsent.append(["release", [slot]])
         else:
             self._idle_slots.append(slot)
-
-    def _send_back(self) -> None:
-        """Send what is given back, in its order. What fails to leave is sent by a later call."""
-        while True:
-            try:
-                event = self._unsent.popleft()
-            except IndexError:
-                return
-            try:
-                self._context.send_event(event)
-            except BaseException:
-                self._unsent.appendleft(event)
-                raise
 
     def _take_ahead(self) -> float | None:
         """The moment from which the next permit held ahead may be used; None if there is none. Under the lock."""
@@ -194,6 +225,9 @@ class PermitsPart(TaskPart):
 
     def handle_event(self, event: Any) -> None:
         match event:
+            case ["permits", None]:
+                with self._lock:
+                    self._hands_out_ahead = False
             case ["permits", delays]:
                 now = self._now()
                 with self._lock:
@@ -206,7 +240,7 @@ class PermitsPart(TaskPart):
                     if self._contended[1] and self._idle_slots:
                         self._unsent.append(["release", self._idle_slots])
                         self._idle_slots = []
-                self._send_back()
+                self._unsent.send(OnThread(self._context))
             case _:
                 raise ValueError(f"not an event of permits: {show(event, 80)}; {SAME_RELEASE}")
 
@@ -217,40 +251,144 @@ class PermitsPart(TaskPart):
         return self._context.now()
 
 
+class PermitUse:
+    """One use of permits with a weight, such as the tokens of a call: ``with permits.weight(1200) as used:``.
+
+    ``async with`` waits in a coroutine. It is for one ``with`` block. Raises as ``Permits.acquire``.
+    """
+
+    def __init__(self, part: Callable[[], PermitsPart], weight: int, timeout_s: float) -> None:
+        self._find = part
+        self._weight = weight
+        self._timeout_s = timeout_s
+        self._corrected = False
+        self._number: int | None = None
+        self._part: PermitsPart | None = None
+
+    @checked(weight=WEIGHED)
+    def correct(self, weight: int) -> None:
+        """Say what the use really weighed, once, inside the block or after it.
+
+        If it is less than what was waited for, the rest is there for other uses, unless the rate has filled it in
+        meanwhile: that is so when ``(burst - weight) / per_s`` seconds have gone since the use began. If it is more,
+        all later uses wait until the rate has made up for it. Without this call, the use counts as it was asked for.
+
+        Raises:
+            LocalProtocolError: before the block, or a second time.
+            AttemptOver: the attempt is over.
+        """
+        if self._part is None or self._number is None:
+            raise LocalProtocolError("correct() of a use that has not begun: call it in `with permits.weight(...)`")
+        if self._corrected:
+            raise LocalProtocolError("correct() was called twice for one use: call it once, with what it really was")
+        self._corrected = True
+        if weight != self._weight:
+            self._part.correct(self._number, self._weight, weight)
+
+    def _begun(self) -> PermitsPart:
+        if self._part is not None:
+            raise LocalProtocolError("a use of permits was entered twice: call permits.weight(...) for each use")
+        part = self._find()
+        part.check_weight(self._weight)
+        return part
+
+    def __enter__(self) -> PermitUse:
+        refuse_on_loop("with permits.weight(...)", "async with permits.weight(...)")
+        part = self._begun()
+        self._number = part.acquire(self._weight, self._timeout_s, may_be_held=False)
+        self._part = part
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._part is not None:
+            self._part.release()
+
+    async def __aenter__(self) -> PermitUse:
+        part = self._begun()
+        self._number = await part.acquire_async(self._weight, self._timeout_s, may_be_held=False)
+        self._part = part
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(exception_type, exception, traceback)
+
+
 class PermitsInTask(PartInTask):
     """``Permits`` in a task."""
 
     _kind = "permits"
     _on_driver = ON_DRIVER | {"in_use"}
 
-    @checked(timeout_s=WAIT)
-    def acquire(self, timeout_s: float = 600.0) -> None:
+    @checked(weight=AT_LEAST_1, timeout_s=WAIT)
+    def acquire(self, *, weight: int = 1, timeout_s: float = 600.0) -> None:
         """In a task: wait until the next use is allowed. With ``concurrency``, call ``release`` after it.
 
         A checkpoint that begins while this waits is taken when the task is done with its record.
 
         Args:
+            weight: how much of the rate the use takes, from 1 to ``burst``.
             timeout_s: how many seconds to wait at most. A wait that times out, or ends with another error, uses up
                 nothing.
 
         Raises:
             TimedOut: no permit within ``timeout_s`` seconds.
-            LocalProtocolError: outside a function that ``handle.subtask`` runs in tasks.
+            LocalProtocolError: the weight is above ``burst``, or there is no rate; outside a function that
+                ``handle.subtask`` runs in tasks; or in a coroutine, where it would stop all others:
+                use ``acquire_async`` there.
             AttemptOver: the attempt is over.
         """
-        self._part().acquire(timeout_s)
+        self._part().acquire(weight, timeout_s)
+
+    @checked(weight=AT_LEAST_1, timeout_s=WAIT)
+    async def acquire_async(self, *, weight: int = 1, timeout_s: float = 600.0) -> None:
+        """``acquire`` in a coroutine of a task. A wait that is cancelled uses up nothing.
+
+        Thousands of coroutines may wait at the same time. Raises as ``acquire`` does.
+        """
+        await self._part().acquire_async(weight, timeout_s)
+
+    @checked(weight=AT_LEAST_1, timeout_s=WAIT)
+    def weight(self, weight: int, *, timeout_s: float = 600.0) -> PermitUse:
+        """In a task: a use of this weight, such as tokens or bytes, for ``with`` or ``async with``.
+
+        ``with permits.weight(1200) as used:`` waits as ``acquire`` does, and ``used.correct(900)`` says what the use
+        really weighed. A use whose weight is given this way asks the driver, also if the weight is 1.
+        """
+        return PermitUse(self._part, weight, timeout_s)
 
     def release(self) -> None:
-        """In a task: end a use that ``acquire`` began. Has no effect without ``concurrency``.
+        """In a task: end a use that ``acquire`` or ``acquire_async`` began. Has no effect without ``concurrency``.
 
-        Raises ``LocalProtocolError`` if this task uses none.
+        Never waits in a coroutine. Raises ``LocalProtocolError`` if this task uses none.
         """
         self._part().release()
 
     def __enter__(self) -> None:
+        refuse_on_loop("with permits", "async with permits")
         self.acquire()
 
     def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    async def __aenter__(self) -> None:
+        await self.acquire_async()
+
+    async def __aexit__(
         self,
         exception_type: type[BaseException] | None,
         exception: BaseException | None,
