@@ -84,6 +84,22 @@ def names_never_called(
     return found
 
 
+def mentions(subject_class: type, name: str) -> bool:
+    """Whether the code of a class uses this name, or that of a base, unless it is overridden and not called."""
+    calls_a_base = {"super", *(one.__name__ for one in subject_class.__mro__)}
+    overridden = set[str]()
+    for one in subject_class.__mro__:
+        for attribute, member in vars(one).items():
+            if attribute in overridden:
+                continue
+            names = set(_names_in(member))
+            if name in names:
+                return True
+            if not names & calls_a_base:
+                overridden.add(attribute)
+    return False
+
+
 def _misspelt(method: str, name: str, member: FunctionType, hooks: dict[str, FunctionType]) -> NeverCalled | None:
     """The hook that a method was probably meant to be: the one with the most similar name, if it is similar enough."""
     ratio, hook = max(((SequenceMatcher(None, name, hook).ratio(), hook) for hook in hooks), default=(0.0, ""))
@@ -152,13 +168,13 @@ def _takes_the_same(member: FunctionType, base: FunctionType) -> bool:
 
 def _mentioned(one: type) -> Iterator[str]:
     """Every name that the code of this class uses."""
-    codes = []
     for member in vars(one).values():
-        if isinstance(member, property):
-            parts: tuple[object, ...] = (member.fget, member.fset, member.fdel)
-        else:
-            parts = (member,)
-        codes += [function.__code__ for part in parts for function in _functions(part)]
+        yield from _names_in(member)
+
+
+def _names_in(member: object) -> Iterator[str]:
+    parts = (member.fget, member.fset, member.fdel) if isinstance(member, property) else (member,)
+    codes = [function.__code__ for part in parts for function in _functions(part)]
     while codes:
         code = codes.pop()
         yield from code.co_names

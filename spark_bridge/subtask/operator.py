@@ -50,8 +50,10 @@ class SubtaskOperator(Generic[Received, Sent]):
             state counts. Otherwise they begin with the first record again, because Spark computes the records again.
             The later stages of a ``chain`` see it in ``context.input_begins_again``.
         counts_records: set it to False if the state does not depend on which of Spark's records were processed, for
-            example because the operator reads none. Otherwise a run that has the same input again fails if Spark
-            divides it into another number of partitions. By default, an operator with a state counts records.
+            example because the operator reads none, or if it skips none because of its state. Otherwise a run that has
+            the same input again fails if Spark divides it into another number of partitions, and a run with other input
+            fails if nothing looks at ``context.input_begins_again``. By default, an operator with a state counts
+            records.
     """
 
     snapshot_anywhere: bool = False
