@@ -50,7 +50,11 @@ def errors_in_overrides(subject: object) -> list[str]:
         if isinstance(where, type) and _is_ours(where):
             continue
         functions = list(_functions(member))
-        problem = _problem(name, base, functions) if functions else _not_a_method(member)
+        if functions:
+            without_self = isinstance(member, staticmethod) or (member is functions[0] and not isinstance(where, type))
+            problem = _problem(name, base, functions) or _cannot_take(name, base, functions[0], without_self)
+        else:
+            problem = _not_a_method(member)
         if problem:
             found.append(f"{_class_of(subject).__qualname__}.{name}() {problem}")
     return found
@@ -157,13 +161,26 @@ def _not_a_method(member: object) -> str:
     return f"is {type_name(member)}, not a method: remove it, or define the method"
 
 
-def _takes_the_same(member: FunctionType, base: FunctionType) -> bool:
-    arguments = [None] * len(inspect.signature(base).parameters)
-    try:
-        inspect.signature(member).bind(*arguments)
-    except TypeError:
-        return False
-    return True
+def _takes_the_same(member: FunctionType, base: FunctionType, without_self: bool = False) -> bool:
+    """Whether ``member``, not what it wraps, can be called as ``base`` is, with all arguments or the required ones."""
+    takes = inspect.signature(member, follow_wrapped=False)
+    called_with = [*inspect.signature(base).parameters.values()][without_self:]
+    for given in (called_with, [one for one in called_with if one.default is inspect.Parameter.empty]):
+        named = {one.name: None for one in given if one.kind is inspect.Parameter.KEYWORD_ONLY}
+        try:
+            takes.bind(*[None] * (len(given) - len(named)), **named)
+        except TypeError:
+            continue
+        return True
+    return False
+
+
+def _cannot_take(name: str, base: FunctionType, member: FunctionType, without_self: bool) -> str:
+    """Why a method cannot be called with the arguments that the framework passes."""
+    if _takes_the_same(member, base, without_self):
+        return ""
+    wanted = ", ".join([*inspect.signature(base).parameters][without_self:])
+    return f"is called with other arguments than it takes: write `def {name}({wanted})`"
 
 
 def _mentioned(one: type) -> Iterator[str]:

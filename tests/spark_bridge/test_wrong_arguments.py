@@ -39,6 +39,7 @@ from headgate import (
     SidecarLimits,
     SidecarRuntime,
     StorageDetails,
+    SubtaskContext,
     Watching,
     chain,
 )
@@ -423,6 +424,126 @@ def handle_of(operator_id: str, spark: object = None) -> OperatorHandle:
 def test_run_takes_only_records_of_the_program(data: Any) -> None:
     with pytest.raises(TypeError, match="data must be records of this program, such as a list; over an RDD"):
         handle_of("op", spark="a session").run(sorted, data)
+
+
+class Squares(SubtaskOperator):
+    def __init__(self, factor: int, *, name: str) -> None: ...
+
+
+class Called:
+    def __call__(self, records: Any, context: Any) -> None: ...
+
+
+def turned(records: Any, context: Any) -> None: ...
+
+
+def annotated(rows: Any, told_to: SubtaskContext) -> None: ...
+
+
+def of_three(context: Any, records: Any, factor: int) -> None: ...
+
+
+def without_factor(records: Any, factor: int) -> None: ...
+
+
+def named(records: Any, *, factor: int) -> None: ...
+
+
+def of_the_context(context: Any) -> None: ...
+
+
+def of_nothing() -> None:
+    print("works")
+
+
+def yields_of_nothing(records: Any = ()) -> Any:
+    yield from records
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            Squares,
+            r"Squares\(factor, name\) .* 'factor'.* subtask\(Squares, ...\) or functools.partial\(Squares, ...\)",
+        ),
+        (partial(Squares, 2), r"Squares\(name\) cannot be called in a task: missing a required .*'name'"),
+        (turned, r"would get the context as 'records'.*: write turned\(context, records\)"),
+        (annotated, r"write annotated\(told_to, rows\)"),
+        (Called(), r"write Called\(context, records\)"),
+        (lambda records, context: None, r"write .*<lambda>\(context, records\)"),
+        (
+            of_three,
+            r"missing a required argument: 'factor'. A function for tasks takes \(records\) or \(context, records\)",
+        ),
+        (named, r"missing a required argument: 'factor'.* functools.partial\(named, ...\)"),
+        (without_factor, r"because 'factor' is missing: pass it along"),
+        (of_the_context, r"would get only the records: write of_the_context\(context, records\)"),
+        (of_nothing, r"write of_nothing\(records\), or of_nothing\(context, records\)"),
+        (yields_of_nothing, r"no required argument that takes the records, and returns no SubtaskOperator"),
+        (lambda: 3, "returns no SubtaskOperator"),
+    ],
+    ids=[
+        "class",
+        "partial-class",
+        "turned",
+        "annotated",
+        "callable-object",
+        "lambda",
+        "three",
+        "named",
+        "without-factor",
+        "only-context",
+        "nothing",
+        "yields",
+        "constant",
+    ],
+)
+async def test_what_no_task_can_call_is_refused_before_any_task(given: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        handle_of("op").subtask(given)
+    with pytest.raises(TypeError, match=says):
+        handle_of("op", spark="a session").run(given)
+    with pytest.raises(TypeError, match=says):
+        chain(only=given)
+    async with running_operator(parallelism=1) as world:
+        with pytest.raises(TypeError, match=says):
+            await world.launch_operator(0, given, [])
+
+
+def makes(factor: int = 2) -> SubtaskOperator | None:
+    return Squares(factor, name="made") if factor else None
+
+
+@pytest.mark.parametrize(
+    ("given", "args"),
+    [
+        (Squares, (2,)),
+        (makes, ()),
+        (makes, (3,)),
+        (lambda context, records: None, ()),
+        (lambda first, second: None, ()),
+        (without_factor, (2,)),
+        (of_three, (2,)),
+        (partial(named, factor=2), ()),
+        (sum, ()),
+        (Called().__call__, (1,)),
+    ],
+    ids=[
+        "class",
+        "factory",
+        "factory-with-arguments",
+        "function",
+        "other-names",
+        "given",
+        "three",
+        "named",
+        "builtin",
+        "method",
+    ],
+)
+def test_what_a_task_can_call_is_taken(given: Any, args: tuple[Any, ...]) -> None:
+    handle_of("op").subtask(given, *args, **({"name": "made"} if given is Squares else {}))
 
 
 def test_tasks_of_one_operator_are_not_run_by_another_one_and_have_no_subtasks() -> None:
