@@ -27,7 +27,8 @@ _SHORT_NAME = 8  # many shorter names differ by only one letter
 class NeverCalled:
     """A public method that is never called, and the one that was probably meant.
 
-    ``certain``: it takes the same arguments in the same way, and its long name is almost the same.
+    ``certain``: the class lacks a method that it must have, or one that has this name elsewhere; or this one takes the
+    same arguments in the same way, and its long name is almost the same.
     """
 
     method: str
@@ -66,7 +67,7 @@ def names_never_called(
     """The user's public methods that look like misspelt methods of ``interface``.
 
     This excludes methods that the class itself uses, and methods that resemble one which is also overridden.
-    ``mistaken``: wrong names that are not similar to the right ones, with the right one for each.
+    ``mistaken``: wrong names that are not similar to the right ones, with the right one for each. They are certain.
     """
     subject_class = _class_of(subject)
     theirs = [one for one in subject_class.__mro__ if not _is_ours(one)]
@@ -82,7 +83,7 @@ def names_never_called(
             if name in called:
                 continue
             if meant in hooks:
-                found.append(NeverCalled(method, meant, certain=False))
+                found.append(NeverCalled(method, meant, certain=True))
             elif misspelt := _misspelt(method, name, member, hooks):
                 found.append(misspelt)
     return found
@@ -109,7 +110,10 @@ def _misspelt(method: str, name: str, member: FunctionType, hooks: dict[str, Fun
     ratio, hook = max(((SequenceMatcher(None, name, hook).ratio(), hook) for hook in hooks), default=(0.0, ""))
     if ratio < _LIKELY or not _takes_the_same(member, hooks[hook]):
         return None
-    certain = len(hook) > _SHORT_NAME and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
+    is_required = "NotImplementedError" in hooks[hook].__code__.co_names  # nothing can work without it
+    certain = is_required or (
+        len(hook) > _SHORT_NAME and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
+    )
     return NeverCalled(method, hook, certain)
 
 

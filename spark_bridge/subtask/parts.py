@@ -588,6 +588,9 @@ _MISTAKEN = {
     "handle_operator_event": "handle_event",
     "checkpoint_coordinator": "snapshot_state",
     "reset_to_checkpoint": "open",
+    "process_record": "process",
+    "process_records": "process",
+    "process_partition": "process",
 }
 
 

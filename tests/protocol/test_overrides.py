@@ -205,6 +205,11 @@ class OfTheOtherHalf(OperatorCoordinator):
         pass
 
 
+class WithoutProcess(SubtaskOperator):
+    def proces(self, records: Iterator[Any]) -> Iterator[Any]:
+        yield from records
+
+
 class ShortName(SubtaskOperator):
     def closed(self) -> None:
         pass
@@ -215,7 +220,8 @@ class ShortName(SubtaskOperator):
     [
         (Misspelt, OperatorCoordinator, "handle_event_from_operator", True),
         (MisspeltAndSynchronous, OperatorCoordinator, "subtask_ready", False),
-        (OfTheOtherHalf, OperatorCoordinator, "handle_event_from_operator", False),
+        (OfTheOtherHalf, OperatorCoordinator, "handle_event_from_operator", True),
+        (WithoutProcess, SubtaskOperator, "process", True),
         (ShortName, SubtaskOperator, "close", False),
     ],
 )
