@@ -197,7 +197,12 @@ class OperatorParts:
                         operator.task = calls
                     again = registered.input_begins_again and not (continued and name in self.stages)
                     context = SubtaskContext(calls, registered, name, tuple(asked.get(name, ())), again)
-                    operator.open(context, states.get(name))
+                    try:
+                        operator.open(context, states.get(name))
+                    except Exception as error:
+                        if states.get(name):
+                            _note_state(error, operator, registered.checkpoint_id)
+                        raise
                     of_another = bool(states.get(name)) and not (registered.input_begins_again or continued)
                     if of_another and self._might_skip(name, operator):
                         self._must_ask[name] = context
@@ -489,6 +494,14 @@ def _note(error: Exception, name: str) -> None:
     """Say in a failure which stage it comes from: the first one to pass it on."""
     if not any(note.startswith("in the stage ") for note in getattr(error, "__notes__", ())):
         error.add_note(f"in the stage {name!r} of the chain")
+
+
+def _note_state(error: Exception, operator: SubtaskOperator, checkpoint_id: int) -> None:
+    """Say in a failure of ``open`` which state it had."""
+    error.add_note(
+        f"{type_name(operator)}.open() was given a state of checkpoint {checkpoint_id}: if another class made it, or "
+        'an earlier form of this one, let open() read that too, or begin without it, with coordinate(..., restore="none")'
+    )
 
 
 def _handles_urgent(operator: SubtaskOperator) -> bool:

@@ -247,7 +247,7 @@ def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(settings: A
 
 @pytest.mark.parametrize("name", ["checkpoint", "mode", "parallelism", "restore"])
 def test_an_argument_of_coordinate_is_refused_in_the_settings_with_its_place(name: str) -> None:
-    with pytest.raises(TypeError, match=rf"{name} is now an argument of coordinate\(\), {name}=\.\.\.$"):
+    with pytest.raises(TypeError, match=rf"{name} is an argument of coordinate\(\), {name}=\.\.\.$"):
         cast("Any", SidecarConfig)(**{name: 1})
 
 
@@ -333,7 +333,7 @@ FORMER = {
 
 @pytest.mark.parametrize("name", FORMER)
 def test_a_former_argument_of_the_settings_is_refused_with_its_place_in_a_group(name: str) -> None:
-    place = re.escape(f"{name} is now {FORMER[name]}")
+    place = re.escape(f"{name} is {FORMER[name]}")
     for make in (SidecarConfig, partial(replace, SidecarConfig())):
         with pytest.raises(TypeError, match=rf"^SidecarConfig\(\) takes {name} in another place: {place}$"):
             cast("Any", make)(**{name: "a-secret-text"})
@@ -342,7 +342,7 @@ def test_a_former_argument_of_the_settings_is_refused_with_its_place_in_a_group(
 def test_one_error_names_the_places_of_all_former_arguments() -> None:
     with pytest.raises(TypeError, match=f"takes {', '.join(FORMER)} in another place: ") as refused:
         cast("Any", SidecarConfig)(**dict.fromkeys(FORMER), port=1)
-    assert all(f"{name} is now {place}" in str(refused.value) for name, place in FORMER.items())
+    assert all(f"{name} is {place}" in str(refused.value) for name, place in FORMER.items())
 
 
 def test_every_field_of_a_group_is_refused_outside_of_it() -> None:
@@ -353,7 +353,7 @@ def test_every_field_of_a_group_is_refused_outside_of_it() -> None:
         for one in fields(kind):
             assert one.name not in flat
             if one.name != "options":
-                with pytest.raises(TypeError, match=rf"is now {group}={kind.__name__}\({one.name}=\.\.\.\)$"):
+                with pytest.raises(TypeError, match=rf"is {group}={kind.__name__}\({one.name}=\.\.\.\)$"):
                     cast("Any", SidecarConfig)(**{one.name: None})
 
 
@@ -544,6 +544,16 @@ def makes(factor: int = 2) -> SubtaskOperator | None:
 )
 def test_what_a_task_can_call_is_taken(given: Any, args: tuple[Any, ...]) -> None:
     handle_of("op").subtask(given, *args, **({"name": "made"} if given is Squares else {}))
+
+
+@pytest.mark.parametrize("name", ["request", "send_event", "broadcast"])
+def test_a_method_that_a_handle_does_not_have_names_the_one_to_use(name: str) -> None:
+    with pytest.raises(
+        AttributeError, match=rf"'OperatorHandle' object has no attribute '{name}'\. .*sidecar\.request"
+    ):
+        getattr(handle_of("op"), name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        getattr(handle_of("op"), "nonsense")  # noqa: B009 - mypy knows that there is none
 
 
 def test_tasks_of_one_operator_are_not_run_by_another_one_and_have_no_subtasks() -> None:

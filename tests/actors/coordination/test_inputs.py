@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -517,3 +518,32 @@ def _cover(world: World, records: list[int], outputs: list[int]) -> None:
     (state,) = world.checkpoints[-1].subtask_states[0].states
     before = [one for one in outputs if one not in records]
     outputs[:] = [*before, *records[: int(state.state)]]
+
+
+class Other(SubtaskOperator):
+    """Has a state that the operator before it cannot read."""
+
+    counts_records = False
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.names = json.loads(state) if state else []
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        self.names += records
+        yield from self.names
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return json.dumps(self.names).encode()
+
+
+async def test_a_state_that_open_cannot_read_is_named_with_its_checkpoint_and_the_way_out() -> None:
+    async with running_operator(Resets(), **STREAMING) as world:
+        task = await world.launch_operator(0, Other, ["monday"])
+        await world.advance(1.0)
+        assert task.outcome == "success"
+    async with running_operator(Resets(), **STREAMING, restored=world.checkpoints[-1], restored_input="same") as world:
+        task = await world.launch_operator(0, Positions, ["monday"])
+        assert isinstance(task.error, ValueError)
+        (note,) = task.error.__notes__
+        assert "Positions.open() was given a state of checkpoint" in note
+        assert 'coordinate(..., restore="none")' in note
