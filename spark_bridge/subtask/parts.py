@@ -499,8 +499,9 @@ def _note(error: Exception, name: str) -> None:
 def _note_state(error: Exception, operator: SubtaskOperator, checkpoint_id: int) -> None:
     """Say in a failure of ``open`` which state it had."""
     error.add_note(
-        f"{type_name(operator)}.open() was given a state of checkpoint {checkpoint_id}: if another class made it, or "
-        'an earlier form of this one, let open() read that too, or begin without it, with coordinate(..., restore="none")'
+        f"{type_name(operator)}.open() was given a state of checkpoint {checkpoint_id}: if another class "
+        "made it, or an earlier form of this one, let open() read that too, or begin without it, with "
+        'coordinate(..., restore="none")'
     )
 
 

@@ -135,11 +135,11 @@ class AllIsWell(OperatorCoordinator):
     async def subtask_reset(self, subtask: int, checkpoint_id: int, more: str = "") -> None: ...
 
     @with_a_connection
-    async def close(self, connection: Any) -> None:  # type: ignore[override]
+    async def close(self, connection: Any) -> None:
         """The decorator passes the second argument."""
 
     @staticmethod
-    async def notify_checkpoint_complete(checkpoint_id: int) -> None: ...  # type: ignore[override]
+    async def notify_checkpoint_complete(checkpoint_id: int) -> None: ...
 
     async def subtasks_ready(self, first: int, second: int) -> None:
         """Resembles an existing method."""

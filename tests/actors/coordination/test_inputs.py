@@ -529,7 +529,7 @@ class Other(SubtaskOperator):
         self.names = json.loads(state) if state else []
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        self.names += records
+        self.names += [*records]
         yield from self.names
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
