@@ -197,13 +197,14 @@ class OperatorParts:
                         operator.task = calls
                     again = registered.input_begins_again and not (continued and name in self.stages)
                     context = SubtaskContext(calls, registered, name, tuple(asked.get(name, ())), again)
+                    state = states.get(name)
                     try:
-                        operator.open(context, states.get(name))
+                        operator.open(context, state)
                     except Exception as error:
-                        if states.get(name):
+                        if state:
                             _note_state(error, operator, registered.checkpoint_id)
                         raise
-                    of_another = bool(states.get(name)) and not (registered.input_begins_again or continued)
+                    of_another = bool(state) and not (registered.input_begins_again or continued)
                     if of_another and self._might_skip(name, operator):
                         self._must_ask[name] = context
                     continued = continued or (name in self.stages and operator.goes_on_after_restore)
