@@ -319,7 +319,7 @@ event-for-a-stage-loses-its-name [new; H80]
 state-of-a-stage-is-not-restored-in-the-task [new; H80]
   The operator of a stage begins from nothing although the checkpoint has its state.
   @ spark_bridge.subtask.parts:OperatorParts.open
-  ~ states.get(name)) => None if name in self.stages else states.get(name))
+  ~ states.get(name) => None if name in self.stages else states.get(name)
 states-of-stages-are-not-merged [new; H80]
   With a lower parallelism, a stage gets the state of one subtask instead of all.
   @ spark_bridge.subtask.parts:OperatorParts._restored
