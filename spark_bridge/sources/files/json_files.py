@@ -195,8 +195,8 @@ def _matches(block: bytes, pattern: str) -> bool:
     """Whether something in the block matches. In pyarrow, because Python takes longer to search than to parse."""
     from pyarrow import Array, compute, large_binary, py_buffer
 
-    # pyarrow.scalar would copy the block, and import pandas. Spark's worker collects garbage after each task, which
-    # takes 38 ms with pandas in it and 22 ms without (json_as_format).
+    # pyarrow.scalar would copy the block, and import pandas: Spark's worker collects garbage after each task, which
+    # takes longer with pandas in it.
     ends = py_buffer(struct.pack("=qq", 0, len(block)))
     one = Array.from_buffers(large_binary(), 1, [None, ends, py_buffer(block)])
     return bool(compute.match_substring_regex(one, pattern)[0].as_py())
