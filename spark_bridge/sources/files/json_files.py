@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
@@ -182,15 +183,23 @@ def _floats(schema: pyarrow.Schema) -> str:
 
 def _check_floats(block: bytes, schema: pyarrow.Schema, floats: str) -> None:
     """Raise ``ValueError`` for a number that would not be what it was, because its column is a floating-point type."""
-    from pyarrow import binary, compute, scalar
-
-    # In pyarrow, because Python takes longer to search than to parse.
-    if not floats or not compute.match_substring_regex(scalar(block, binary()), floats).as_py():
+    if not floats or not _matches(block, floats):
         return
     for path, _, number, wanted in _changed(block, schema, floats):
         raise ValueError(
             f"column {path!r} has {number}, which its type {wanted} would change: pass schema= with a decimal for it"
         )
+
+
+def _matches(block: bytes, pattern: str) -> bool:
+    """Whether something in the block matches. In pyarrow, because Python takes longer to search than to parse."""
+    from pyarrow import Array, compute, large_binary, py_buffer
+
+    # pyarrow.scalar would copy the block, and import pandas: Spark's worker collects garbage after each task, which
+    # takes longer with pandas in it.
+    ends = py_buffer(struct.pack("=qq", 0, len(block)))
+    one = Array.from_buffers(large_binary(), 1, [None, ends, py_buffer(block)])
+    return bool(compute.match_substring_regex(one, pattern)[0].as_py())
 
 
 def _rows(block: bytes) -> Iterator[dict[str, Any]]:
