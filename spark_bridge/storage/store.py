@@ -249,6 +249,7 @@ class CheckpointStorage:
         """Like ``single_files.delete_savepoint``, with this storage's options."""
         single_files.delete_savepoint(file, self._options)
 
+    @checked()
     def value_log(self, cache: str) -> ValueLog:
         """The values of a durable cache. Needs ``prepare``. Only one object at a time may write it."""
         return ValueLog(self._files, self._claims, cache_folder(cache))

@@ -484,6 +484,15 @@ async def test_a_task_that_is_over_ends_its_coroutines_with_that() -> None:
         await parts[0].get_async("a", lambda: 1, 60.0)
 
 
+async def test_the_awaitable_form_takes_functions_of_both_kinds() -> None:
+    async def later() -> int:
+        return 1
+
+    for make in (later, lambda: 1):
+        with pytest.raises(LocalProtocolError, match=r"handle\.subtask"):
+            await Cache("geocode").get_async("a", make)
+
+
 async def test_the_blocking_form_names_the_awaitable_one() -> None:
     with pytest.raises(
         LocalProtocolError, match=r"cache\.get\(\) would stop the event loop .* `await cache\.get_async"

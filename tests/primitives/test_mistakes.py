@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from headgate import Group, OperatorCoordinator, Permits, SharedValue, SubtaskContext, WorkQueue
+from headgate import Cache, Group, OperatorCoordinator, Permits, SharedValue, SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.chain import composed
@@ -109,7 +109,7 @@ def leave_in_the_middle(queue: WorkQueue[str] | None, group: Group | None) -> An
 
 
 @pytest.mark.parametrize("was", ["queue", "group"])
-@pytest.mark.parametrize("becomes", ["queue", "group", "permits", "shared"])
+@pytest.mark.parametrize("becomes", ["queue", "group", "permits", "shared", "cache"])
 async def test_a_part_is_not_restored_with_the_state_of_another_kind_of_part(was: str, becomes: str) -> None:
     """H80: it would be lost, or misread."""
     makes: dict[str, Callable[[], Any]] = {
@@ -117,6 +117,7 @@ async def test_a_part_is_not_restored_with_the_state_of_another_kind_of_part(was
         "group": lambda: Group("part"),
         "permits": lambda: Permits("part", concurrency=1),
         "shared": lambda: SharedValue("part", 1),
+        "cache": lambda: Cache("part"),
     }
     part = makes[was]()
     run = leave_in_the_middle(part if was == "queue" else None, part if was == "group" else None)

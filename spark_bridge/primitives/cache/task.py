@@ -357,7 +357,9 @@ class CacheInTask(PartInTask):
     async def get_async(self, key: Any, make: Callable[[], T], timeout_s: float = 600.0) -> T: ...
 
     @checked(key=ANY, make=MAKE, timeout_s=WAIT)
-    async def get_async(self, key: Any, make: Callable[[], Any], timeout_s: float = 600.0) -> Any:
+    async def get_async(
+        self, key: Any, make: Callable[[], Awaitable[Any]] | Callable[[], Any], timeout_s: float = 600.0
+    ) -> Any:
         """As ``get``, for a coroutine on any asyncio loop in the task. ``make`` may be an ``async def``.
 
         Coroutines of one loop that want the same key at the same time ask once. One that is cancelled stops waiting; if

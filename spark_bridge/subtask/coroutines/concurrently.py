@@ -26,7 +26,7 @@ __all__ = ["AsyncOperator", "Concurrently", "Failed", "concurrently"]
 class AsyncOperator:
     """An async stage with more than a function: pass the class, or what makes one, to ``concurrently``.
 
-    All methods run on one event loop, on a thread of its own in each task, so fields need no locks between two awaits.
+    All methods run on one event loop in each task, which has a separate thread, so fields need no locks between two awaits.
     ``start`` comes first, then ``process_record`` for up to ``limit`` records at a time, then ``stop``, also if a call
     failed; a task that is killed stops nothing. It has no state in checkpoints: these have the records in flight.
     """
@@ -139,7 +139,7 @@ def concurrently(
     """Call an async function for each record, many at a time: in ``handle.run``, ``handle.subtask`` or ``chain``.
 
     ``concurrently(enrich, limit=200)`` is a stage whose outputs are the results of ``await enrich(record)``. Each task
-    has one event loop on a thread of its own, whatever its other thread waits for. Records are taken only as there is
+    has one event loop on a separate thread, whatever its other thread waits for. Records are taken only as there is
     capacity, and results that nobody takes hold back new records.
 
     In a streaming ``chain``, a checkpoint holds each record in flight, and each result that has not left with its

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The event loop of one attempt, on a thread of its own: coroutines run there, whatever the task's thread waits for.
+"""The event loop of one attempt, on a separate thread: coroutines run there, whatever the task's thread waits for.
 
 They must not run on the I/O thread, because one that computes would delay confirmations and heartbeats; nor on the
 task's own, because a call that waits there for the next record would make every other call miss its time.

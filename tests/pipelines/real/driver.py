@@ -11,7 +11,8 @@ import os
 import sys
 
 from headgate import AttachedSidecar, FixedDelay, Sidecar
-from tests.pipelines.real.job import OPERATOR, TASKS, Job
+from tests.pipelines.real.job import OPERATOR, PERMITS, TASKS, Job
+from tests.pipelines.real.paid import BURST, PER_S
 from tests.spark.conftest import start_spark
 
 MASTER = "local-cluster[2,1,1024]"
@@ -30,12 +31,19 @@ def run(job: Job) -> None:
 
     if job.control is not None:
         with AttachedSidecar(spark, job.control, secret_file=job.secret_file) as attached:
-            task = attached.operator(OPERATOR).subtask(job.stages)
+            operator = attached.operator(OPERATOR)
+            task = operator.subtask(job.stages(operator.part(PERMITS)))
             attached.run(lambda: tasks.foreachPartition(task), restart=RESTART, input_id="soak")
     else:
         with Sidecar(spark, job.config) as sidecar:
+            permits = sidecar.permits(PERMITS, per_s=PER_S, burst=BURST)
             handle = sidecar.coordinate(
-                OPERATOR, job.stages, parallelism=TASKS, mode="streaming", checkpoint=job.checkpoint
+                OPERATOR,
+                job.stages(permits),
+                parallelism=TASKS,
+                uses=[permits],
+                mode="streaming",
+                checkpoint=job.checkpoint,
             )
             sidecar.run(lambda: tasks.foreachPartition(handle.subtask()), restart=RESTART, input_id="soak")
     spark.stop()

@@ -8,15 +8,16 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
-from headgate import CheckpointConfig, SidecarConfig, chain
+from headgate import CheckpointConfig, Permits, SidecarConfig, chain
 from spark_bridge.primitives.chain import Chain
 from tests.pipelines.pairs import Pair
 from tests.pipelines.real.gates import GatedSink, Gates
+from tests.pipelines.real.paid import TASKS, PaidCalls, batches_of, rows_of
 
-__all__ = ["OPERATOR", "TASKS", "Job"]
+__all__ = ["OPERATOR", "PERMITS", "TASKS", "Job"]
 
-TASKS = 2
 OPERATOR = "soak"
+PERMITS = "service"
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,20 @@ class Job:
     holds_events: bool
     secret_file: str
     control: str | None
+    paid: PaidCalls | None = None
 
-    @property
-    def stages(self) -> Chain:
-        pair = self.pair
-        return chain(source=pair.source(), transform=pair.transform, sink=GatedSink(pair.sink(), self.gates))
+    def stages(self, permits: Permits) -> Chain:
+        pair, sink = self.pair, GatedSink(self.pair.sink(), self.gates)
+        if self.paid is None:
+            return chain(source=pair.source(), transform=pair.transform, sink=sink)
+        return chain(
+            source=pair.source(),
+            rows=rows_of,
+            paid=self.paid.stage(permits),
+            batches=batches_of,
+            transform=pair.transform,
+            sink=sink,
+        )
 
     @property
     def checkpoint(self) -> CheckpointConfig:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 from headgate import SidecarRuntime
-from tests.pipelines.real.job import OPERATOR, TASKS, Job
+from tests.pipelines.real.job import OPERATOR, PERMITS, TASKS, Job
+from tests.pipelines.real.paid import BURST, PER_S
 
 JOB_FILE = "HEADGATE_SOAK_JOB"
 job = Job.read(os.environ[JOB_FILE])
@@ -16,4 +17,12 @@ config = job.config
 
 
 async def coordinate(sidecar: SidecarRuntime) -> None:
-    await sidecar.coordinate(OPERATOR, job.stages, parallelism=TASKS, mode="streaming", checkpoint=job.checkpoint)
+    permits = sidecar.permits(PERMITS, per_s=PER_S, burst=BURST)
+    await sidecar.coordinate(
+        OPERATOR,
+        job.stages(permits),
+        parallelism=TASKS,
+        uses=[permits],
+        mode="streaming",
+        checkpoint=job.checkpoint,
+    )

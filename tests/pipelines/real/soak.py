@@ -10,6 +10,7 @@ each with the place at which it strikes (see ``gates``):
   - ``driver``: the driver's Python and JVM are killed, and another driver starts immediately,
   - ``sidecar``: the sidecar in its own process is killed and started again,
   - ``server``: PostgreSQL or Redis is killed and started again,
+  - ``service``: the paid service between source and sink is killed and started again, see ``paid``,
   - ``cut``: nothing passes between tasks and sidecar, or every connection is reset, for a while,
   - ``server cut``: the same between the pipeline and its server.
 
@@ -35,6 +36,7 @@ from pathlib import Path
 from tests.pipelines.pairs import PAIRS, Outcome, Pair, Servers, drop_slot, prepare
 from tests.pipelines.real.gates import PLACES, Gate, Gates
 from tests.pipelines.real.job import Job
+from tests.pipelines.real.paid import PaidCalls
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 from tests.spark.cluster import ROOT, command_line, descendants
@@ -43,7 +45,7 @@ from tests.spark.faults.own_process import free_ports
 
 __all__ = ["KINDS", "Fault", "Plan", "draw", "play", "soak_on_spark"]
 
-KINDS = ("task", "worker", "driver", "sidecar", "server", "cut", "server cut")
+KINDS = ("task", "worker", "driver", "sidecar", "server", "cut", "server cut", "service")
 FAULTS = 3  # in a run
 HEALS_AFTER_S = 6.0  # at the latest: a task may be without a connection for 10 s
 GIVES_UP_MAX = 5
@@ -72,19 +74,27 @@ class Plan:
     apart: bool
     holds_events: bool
     faults: tuple[Fault, ...]
+    pays: str = ""
+    """``"ordered"`` or ``"unordered"`` if each row is paid for between source and sink, by an async stage."""
 
     def __str__(self) -> str:
         sidecar = "sidecar apart" if self.apart else "sidecar in the driver"
         events = "holds events" if self.holds_events else "records events"
-        return f"{self.source} -> {self.sink}, {sidecar}, {events}; " + "; ".join(map(str, self.faults))
+        pays = f" -> paid {self.pays}" if self.pays else ""
+        return f"{self.source}{pays} -> {self.sink}, {sidecar}, {events}; " + "; ".join(map(str, self.faults))
 
 
-def draw(seed: int) -> Plan:
-    """The run of this seed. As many seeds in a row as there are pairs have them all."""
+def draw(seed: int, *, paid: bool | None = None) -> Plan:
+    """The run of this seed. As many seeds in a row as there are pairs have them all.
+
+    ``paid``: whether each row is paid for; by default in every second run.
+    """
     source, sink = PAIRS[seed % len(PAIRS)]
     chance = random.Random(seed)
     servers = Pair(source, sink, "", "", "").servers
-    kinds = [kind for kind in KINDS if servers or not kind.startswith("server")]
+    paid = chance.random() < 0.5 if paid is None else paid
+    pays = chance.choice(["ordered", "unordered"]) if paid else ""
+    kinds = [kind for kind in KINDS if (servers or not kind.startswith("server")) and (pays or kind != "service")]
     chosen = chance.sample(kinds, FAULTS)
     faults = []
     for kind in chosen:
@@ -92,7 +102,7 @@ def draw(seed: int) -> Plan:
         count = chance.randint(1, 8) if place == "write" else chance.randint(1, 2)
         faults.append(Fault(kind, Gate(place, count), chance.randrange(1000)))
     apart = "sidecar" in chosen or chance.random() < 0.4
-    return Plan(source, sink, apart, chance.random() < 0.5, tuple(faults))
+    return Plan(source, sink, apart, chance.random() < 0.5, tuple(faults), pays)
 
 
 class Process:
@@ -156,6 +166,7 @@ class Run:
         self._stack = ExitStack()
         self._drivers: list[Process] = []
         self._sidecar: Process | None = None
+        self._service: Process | None = None
         self._faults = Outcome()
         self._deadline = time.monotonic() + HANG_S
 
@@ -176,7 +187,9 @@ class Run:
         )
         gates = self._folder / "gates"
         gates.mkdir()
-        self._control, relay, _ = free_ports(3)
+        self._control, relay, service = free_ports(3)
+        pays = self._plan.pays
+        self._paid = PaidCalls(str(self._folder), service, pays == "ordered") if pays else None
         self._job = Job(
             pair=pair,
             gates=Gates(str(gates), tuple(fault.gate for fault in self._plan.faults)),
@@ -184,6 +197,7 @@ class Run:
             holds_events=self._plan.holds_events,
             secret_file=str(self._folder / "secret"),
             control=f"127.0.0.1:{self._control}" if self._plan.apart else None,
+            paid=self._paid,
         )
         self._relay = relay
         self._job.write(self._folder / "job")
@@ -196,6 +210,7 @@ class Run:
     def play(self) -> Outcome:
         """Run the pipeline to its end, and return what has come of it. Raises ``AssertionError`` if it hangs."""
         prepare(self._servers, self._job.pair, late=False)
+        self._start_service()
         self._start_sidecar()
         self._start_driver()
         for number, fault in enumerate(self._plan.faults):
@@ -210,6 +225,8 @@ class Run:
         self._end_all()
         outcome = self._job.pair.judge(self._servers)
         outcome.update(self._faults)
+        if self._paid is not None:
+            outcome.update(self._paid.wrong())
         drop_slot(self._servers, self._job.pair)
         return outcome
 
@@ -235,8 +252,13 @@ class Run:
                 HEADGATE_SOAK_JOB=str(self._folder / "job"),
             )
 
+    def _start_service(self) -> None:
+        if self._paid is not None:
+            arguments = "-m", "tests.pipelines.real.paid", str(self._paid.port), str(self._paid.file("calls"))
+            self._service = Process(self._folder / "service.log", *arguments)
+
     def _end_all(self) -> None:
-        for process in (*self._drivers, self._sidecar):
+        for process in (*self._drivers, self._sidecar, self._service):
             if process is not None:
                 process.end()
 
@@ -277,6 +299,11 @@ class Run:
                 server.kill()
                 self._job.gates.open(number)  # the pipeline goes on without its server
                 server.start()
+            case "service":
+                assert self._service is not None
+                self._service.kill()
+                self._job.gates.open(number)  # the pipeline goes on without it
+                self._start_service()
             case "cut":
                 self._cut(self._line, fault, number)
             case _:

@@ -52,7 +52,7 @@ def asking(cache: Cache, calls: Path, fatal: int, killed: Path) -> Any:
 
         async def want(key: int, places: asyncio.Semaphore) -> int:
             async with places:
-                value: int = await cache.get_async(key, lambda: make(key))
+                value: int = await cache.get_async(key, partial(make, key))
                 note(calls, f"{key} returned")
                 return value
 

@@ -19,6 +19,8 @@ from protocol.errors import LocalProtocolError
 from protocol.parts import PartTable
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import Confirm, EventMessage, Opened, OperatorPart
+from spark_bridge.primitives.cache.driver import Cache
+from spark_bridge.primitives.cache.task import CacheInTask
 from spark_bridge.primitives.group.driver import Group
 from spark_bridge.primitives.group.task import GroupInTask
 from spark_bridge.primitives.permits.driver import Permits
@@ -34,6 +36,7 @@ from tests.spark_bridge.subtask.operators import Calling, Recorder
 from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, RunningTask, registered
 
 PARTS: list[tuple[Any, Any]] = [
+    (Cache, CacheInTask),
     (Group, GroupInTask),
     (Permits, PermitsInTask),
     (SharedValue, SharedValueInTask),
