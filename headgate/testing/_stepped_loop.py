@@ -119,11 +119,10 @@ class SteppedTaskLoop(TaskLoop):
             return await make()
 
         done = self.loop.create_task(run())
+        self._task.wait(done.done)  # a kill passes, and ``close`` cancels
         try:
-            self._task.wait(done.done)
             return done.result()  # type: ignore[no-any-return]
         except BaseException:
-            done.cancel()
             self._channel.check()
             raise
 
