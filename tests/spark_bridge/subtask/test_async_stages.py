@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -51,11 +52,11 @@ class Service:
         self._calls.put((record, loop, answer))
         return await answer
 
-    def next(self) -> tuple[Any, Callable[[Any], None]]:
+    def next(self) -> tuple[Any, Callable[[Any], object]]:
         """Wait for the next call; return its record, and what answers it."""
         record, loop, answer = self._calls.get(timeout=PATIENCE_S)
         self.loop = loop
-        return record, lambda value: loop.call_soon_threadsafe(answer.set_result, value)  # type: ignore[func-returns-value]
+        return record, partial(loop.call_soon_threadsafe, answer.set_result)
 
     def settle(self) -> None:
         """Wait until the loop has gone on with what was answered, and has told the stage of it."""
@@ -314,7 +315,7 @@ def test_calls_end_with_the_attempt_while_its_thread_is_away(peer: Peer) -> None
 _variable: ContextVar[str] = ContextVar("of one record", default="nothing")
 
 
-def test_each_record_has_its_own_context_variables(peer: Peer) -> None:
+def test_each_record_has_its_own_context_variables(peer: Peer) -> None:  # H180: a restore finds what it found
     async def call(record: str) -> str:
         found = _variable.get()
         _variable.set(record)
@@ -325,7 +326,7 @@ def test_each_record_has_its_own_context_variables(peer: Peer) -> None:
     assert peer.finish(task) == ["nothing, then a", "nothing, then b", "nothing, then c"]
 
 
-def test_a_coroutine_finds_the_parts_of_its_own_task(peer: Peer) -> None:
+def test_a_coroutine_finds_the_parts_of_its_own_task(peer: Peer) -> None:  # H180: not those of a neighbour
     part = Recorder()
 
     async def call(record: int) -> bool:
@@ -333,10 +334,9 @@ def test_a_coroutine_finds_the_parts_of_its_own_task(peer: Peer) -> None:
 
     other = run_beside(peer)
     task = peer.start(stage(concurrently(call)), [1], parts={"mine": lambda: part}, mode=RestoreMode.STREAMING)
-    connection = peer.take_task()
-    assert [True] == peer.finish(task)
+    peer.take_task()
+    assert peer.finish(task) == [True]
     other()
-    del connection
 
 
 def run_beside(peer: Peer) -> Callable[[], None]:
@@ -457,15 +457,16 @@ class Story(AsyncOperator):
     [("", ["start", "process", "stop"]), ("start", ["start"]), ("process", ["start", "process", "stop"])],
 )
 def test_an_operator_stops_if_it_has_started(peer: Peer, fails_in: str, story: list[str]) -> None:
-    made = type("Made", (Story,), {"calls": [], "fails_in": fails_in})
+    calls: list[Any] = []
+    made = type("Made", (Story,), {"calls": calls, "fails_in": fails_in})
     task, connection = run(peer, concurrently(made), [1])
     connection.finish()
     if fails_in:
         assert str(task.error()) == fails_in
     else:
         assert task.outputs() == [1]
-    assert [what for what, _ in made.calls] == story
-    assert {thread for _, thread in made.calls} == {f"headgate-loop-{TASK_ID}"}
+    assert [what for what, _ in calls] == story
+    assert {thread for _, thread in calls} == {f"headgate-loop-{TASK_ID}"}
 
 
 @pytest.mark.parametrize("fails", [False, True])
