@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Random histories of the flights of an async stage, beside a naive model."""
+"""The flights of an async stage against a model that only keeps lists, with a restore at any moment (H180, H181)."""
 
 from __future__ import annotations
 
@@ -13,111 +13,89 @@ from protocol.errors import LocalProtocolError
 from protocol.in_flight import Flight, InFlight
 
 
-class Model:
-    """What a stage must do, said with lists: each input is in one of them, or has left."""
-
-    def __init__(self, limit: int, ordered: bool) -> None:
-        self.limit = limit
-        self.ordered = ordered
-        self.inputs: list[int] = []  # that have not left
-        self.begun: list[int] = []  # and not landed
-        self.landed: list[int] = []
-
-    @property
-    def next_to_leave(self) -> int | None:
-        if self.ordered:
-            return self.inputs[0] if self.inputs and self.inputs[0] in self.landed else None
-        return self.landed[0] if self.landed else None
-
-    def begin(self) -> list[int]:
-        waiting = [one for one in self.inputs if one not in self.begun and one not in self.landed]
-        begins = waiting[: max(0, self.limit - len(self.begun))]
-        self.begun += begins
-        return begins
-
-
 class History:
-    """One history, with restores from what was held at any moment before."""
+    """A seeded run of a stage: what it takes, computes and gives out, over any number of restores.
+
+    The model of a checkpoint is the whole list of what had left and of what was computed when it was taken, so a
+    restore says which results must come out again and which may not be computed again.
+    """
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.ordered = self.dice.random() < 0.5
-        self.taken = 0
-        self.left: list[Any] = []
-        self.computed: list[int] = []  # inputs whose result has landed
-        self.held: tuple[Any, ...] = ()
-        self.new(())
+        self.left: list[tuple[int, str]] = []  # downstream, which is cut together with the stage
+        self.computed: dict[int, str] = {}  # results that are known; a restore forgets those since its checkpoint
+        self.computations = 0
+        self.inputs = 0
+        self.checkpoint: tuple[list[Any], list[tuple[int, str]], dict[int, str], int] = ([], [], {}, 0)
+        self.begin_anew()
 
-    def new(self, held: Any) -> None:
-        limit = self.dice.randint(1, 5)
-        self.machine: InFlight[int] = InFlight(limit, ordered=self.ordered)
-        self.model = Model(limit, self.ordered)
-        self.flying: dict[int, Flight[int]] = {}
-        self.machine.restore(held)
-        self.model.inputs = [one for one, _ in held]
-        self.model.landed = [one for one, result in held if result is not None]
+    def begin_anew(self) -> None:
+        self.limit = self.dice.randint(1, 6)
+        self.stage: InFlight[int] = InFlight(self.limit, ordered=self.ordered)
+        self.aloft: list[Flight[int]] = []
 
     def step(self) -> None:
-        match self.dice.choice(["take", "begin", "land", "land", "leave", "hold", "restore", "over"]):
-            case "take" if self.machine.has_capacity or self.dice.random() < 0.1:
-                self.machine.take(self.taken)
-                self.model.inputs.append(self.taken)
-                self.taken += 1
-            case "begin":
-                begun = self.machine.begin()
-                assert [one.input for one in begun] == self.model.begin()
-                self.flying.update((one.input, one) for one in begun)
-            case "land" if self.flying:
-                self.land(self.dice.choice(sorted(self.flying)))
-            case "leave":
-                self.leave()
-            case "hold":
-                self.held = (self.taken, list(self.left), list(self.computed), list(self.machine.held()))
-            case "restore" if self.held and self.dice.random() < 0.2:
-                self.taken, left, computed, held = self.held
-                self.left, self.computed = list(left), list(computed)
-                self.new(held)
-        self.compare()
+        self.dice.choice([self.take, self.begin, self.begin, self.land, self.land, self.leave, self.hold, self.lose])()
+        self.stage.check_invariants()
+        assert len(self.stage) == self.inputs - len(self.left)
+        assert len(self.aloft) <= self.limit
+        if self.ordered:
+            assert [input for input, _ in self.left] == list(range(len(self.left)))
 
-    def land(self, number: int) -> None:
-        assert number not in self.computed, f"the result for {number} is held, and was computed again"
-        self.computed.append(number)
-        flight = self.flying.pop(number)
-        self.machine.land(flight, f"result of {number}")
-        with pytest.raises(LocalProtocolError, match="cannot land"):
-            self.machine.land(flight, "another result")
-        self.model.begun.remove(number)
-        self.model.landed.append(number)
+    def take(self) -> None:
+        beyond = self.dice.random() < 0.1  # a barrier that can be met only upstream
+        if self.stage.has_capacity or beyond:
+            assert self.stage.take(self.inputs).input == self.inputs
+            self.inputs += 1
+
+    def begin(self) -> None:
+        places = self.limit - len(self.aloft)
+        waiting = self.stage.waiting
+        begun = self.stage.begin()
+        assert len(begun) == min(places, waiting)
+        for flight in begun:
+            assert flight.input not in self.computed, "a result that is known is computed again"
+        self.aloft += begun
+
+    def land(self) -> None:
+        if self.aloft:
+            flight = self.aloft.pop(self.dice.randrange(len(self.aloft)))
+            self.computations += 1
+            self.computed[flight.input] = f"result {self.computations} of {flight.input}"
+            self.stage.land(flight, self.computed[flight.input])
 
     def leave(self) -> None:
-        number = self.model.next_to_leave
-        assert self.machine.may_leave is (number is not None)
-        if number is not None:
-            flight = self.machine.leave()
-            assert (flight.input, flight.result) == (number, f"result of {number}")
-            self.left.append(number)
-            self.model.inputs.remove(number)
-            self.model.landed.remove(number)
+        next_input = len(self.left)
+        known = self.computed.keys() - {input for input, _ in self.left}
+        assert self.stage.may_leave == (next_input in known if self.ordered else bool(known))
+        if self.stage.may_leave:
+            flight = self.stage.leave()
+            assert flight.input in known, "a result leaves that nobody has computed, or twice"
+            assert flight.result == self.computed[flight.input]
+            self.left.append((flight.input, flight.result))
 
-    def compare(self) -> None:
-        self.machine.check_invariants()
-        model = self.model
-        assert len(self.machine) == len(model.inputs)
-        assert self.machine.has_capacity is (len(model.inputs) < model.limit)
-        assert self.machine.waiting == len(model.inputs) - len(model.begun) - len(model.landed)
-        assert len(self.flying) <= model.limit
-        landed = {one: f"result of {one}" for one in model.landed}
-        assert list(self.machine.held()) == [(one, landed.get(one)) for one in model.inputs]
+    def hold(self) -> None:
+        held = list(self.stage.held())
+        gone = {input for input, _ in self.left}
+        assert held == [(one, self.computed.get(one)) for one in range(self.inputs) if one not in gone]
+        self.checkpoint = (held, list(self.left), dict(self.computed), self.inputs)
+
+    def lose(self) -> None:
+        """The task is lost: the last checkpoint is restored, perhaps with another limit."""
+        if self.dice.random() < 0.7:
+            return
+        held, left, computed, self.inputs = self.checkpoint
+        self.left, self.computed = list(left), dict(computed)
+        self.begin_anew()
+        self.stage.restore(held)
 
     def end(self) -> None:
-        while self.machine:
-            begun = self.machine.begin()
-            assert [one.input for one in begun] == self.model.begin()
-            self.flying.update((one.input, one) for one in begun)
-            if self.flying:
-                self.land(self.dice.choice(sorted(self.flying)))
+        while len(self.stage):
+            self.begin()
+            self.land()
             self.leave()
-            self.compare()
+            self.stage.check_invariants()
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -127,33 +105,49 @@ def test_each_input_has_one_result_whatever_is_restored(seed: int) -> None:  # H
     for _ in range(300):
         history.step()
     history.end()
-    assert sorted(history.left) == list(range(history.taken))
-    assert sorted(history.computed) == list(range(history.taken))
-    if history.ordered:
-        assert history.left == sorted(history.left)
+    assert sorted(input for input, _ in history.left) == list(range(history.inputs))
+    assert dict(history.left) == history.computed
 
 
-def test_results_leave_in_the_order_in_which_they_land_unless_ordered() -> None:  # H181
-    for ordered, expected in ((True, ["a", "b"]), (False, ["b", "a"])):
-        flights: InFlight[str] = InFlight(2, ordered=ordered)
-        flights.take("a")
-        flights.take("b")
-        for flight in reversed(flights.begin()):
-            flights.land(flight, flight.input.upper())
-        assert [flights.leave().input for _ in range(2)] == expected
+@pytest.mark.parametrize("ordered", [True, False])
+def test_what_more_subtasks_had_in_flight_begins_within_the_limit(ordered: bool) -> None:  # H180, H181
+    stage: InFlight[str] = InFlight(2, ordered=ordered)
+    stage.restore([("a", None), ("b", "known"), ("c", None), ("d", None)])
+    begun = stage.begin()
+    assert [flight.input for flight in begun] == ["a", "c"]
+    assert not stage.has_capacity
+    assert stage.may_leave == (not ordered)
+    stage.land(begun[1], "C")
+    assert [flight.input for flight in stage.begin()] == ["d"]
+    stage.land(begun[0], "A")
+    first = [stage.leave().input for _ in range(3)]
+    assert first == (["a", "b", "c"] if ordered else ["b", "c", "a"])
+    assert stage.has_capacity
 
 
-def test_nothing_is_restored_after_an_input() -> None:
-    flights: InFlight[str] = InFlight(2, ordered=True)
-    flights.take("a")
-    with pytest.raises(LocalProtocolError, match="restores its flights before"):
-        flights.restore([("b", None)])
-
-
-@pytest.mark.parametrize("result", [None, "other"])
-def test_only_a_flight_that_is_known_lands_and_with_a_result(result: Any) -> None:
-    flights: InFlight[str] = InFlight(2, ordered=True)
-    flights.take("a")
-    (flight,) = flights.begin()
+def test_misuse_is_refused() -> None:
+    stage: InFlight[str] = InFlight(1, ordered=True)
+    stage.take("a")
+    with pytest.raises(LocalProtocolError, match="restores its flights before it takes an input"):
+        stage.restore([])
+    (flight,) = stage.begin()
+    with pytest.raises(LocalProtocolError, match="cannot land with None"):
+        stage.land(flight, None)
+    stage.land(flight, "A")
+    with pytest.raises(LocalProtocolError, match="cannot land with 'B'"):
+        stage.land(flight, "B")
+    stage.leave()
     with pytest.raises(LocalProtocolError, match="cannot land"):
-        flights.land(flight if result is None else Flight(0, "a"), result)
+        stage.land(flight, "A")
+    with pytest.raises(LocalProtocolError, match="cannot land"):
+        stage.land(Flight(0, "a"), "A")
+
+
+def test_one_that_waits_cannot_land() -> None:
+    """It would make room that it has not taken."""
+    stage: InFlight[str] = InFlight(1, ordered=False)
+    stage.take("a")
+    waiting = stage.take("b")
+    stage.begin()
+    with pytest.raises(LocalProtocolError, match="cannot land"):
+        stage.land(waiting, "B")
