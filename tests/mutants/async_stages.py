@@ -37,7 +37,7 @@ effects-happen-again [new; H180]
 what-is-leaving-is-in-no-checkpoint [new; H180]
   A checkpoint that is taken while an event waits for capacity loses the result.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
-  ~ [] if self._leaving is None else => [] if True else
+  F if self._leaving is not None:
 a-plain-function-before-it-aborts-checkpoints [found; H180]
   A checkpoint that can be taken only upstream of an async stage is declined while its limit is reached.
   @ spark_bridge.subtask.context:Calls.wait_until
@@ -69,7 +69,13 @@ calls-outlive-their-attempt [new; H26]
 records-share-context-variables [found; H180]
   What one record sets in a context variable is found by the next.
   @ spark_bridge.subtask.coroutines.loop:TaskLoop.start
-  ~ context=copy_context() => context=self.__dict__.setdefault("_shared", copy_context())
+  - self.loop.create_task(coroutine)
+  + import contextvars; \
+self.loop.create_task(coroutine, context=self.__dict__.setdefault("_shared", contextvars.copy_context()))
+results-that-wait-for-their-batch-are-lost [found; H180]
+  A checkpoint is taken while results wait for the rest of their batch, and has none of them.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  ~ for value in self._gathered => for value in ()
 coroutines-find-no-parts [found; H180]
   The parts of a task are not found on the thread of its coroutines.
   @ spark_bridge.subtask.coroutines.loop:TaskLoop._run

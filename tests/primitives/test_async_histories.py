@@ -128,6 +128,7 @@ async def history(seed: int) -> None:
         service.call, limit=limit, ordered=ordered, retry=Retry(2, pause_s=0.1), on_error="yield", timeout_s=60.0
     )
     restored: CompletedCheckpoint | None = None
+    events, counters = Events(), {}
     for incarnation in range(INCARNATIONS):
         events = Events()
         stages: dict[str, Any] = {"source": make_source(), "enrich": (events, enrich), "sink": Sink}

@@ -272,7 +272,7 @@ async def test_a_blocking_call_in_a_coroutine_names_the_other_one() -> None:
 
 
 class Plain(AsyncOperator):
-    def process_record(self, context: Any, record: Any) -> Any:  # type: ignore[override]
+    def process_record(self, context: Any, record: Any) -> Any:
         return record
 
 

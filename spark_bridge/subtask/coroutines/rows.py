@@ -56,8 +56,8 @@ class Rows:
     def _batch(self, rows: list[Any]) -> Any:
         kind: Any = self._kind
         if kind is None:  # restored results leave before the first batch comes
-            if self._schema is None:
-                from pandas import DataFrame as kind
-            else:
-                from pyarrow import RecordBatch as kind
+            from importlib import import_module
+
+            is_arrow = self._schema is not None
+            kind = import_module("pyarrow").RecordBatch if is_arrow else import_module("pandas").DataFrame
         return kind.from_pylist(rows, schema=self._schema) if hasattr(kind, "from_pylist") else kind(rows)

@@ -56,7 +56,7 @@ class Service:
         """Wait for the next call; return its record, and what answers it."""
         record, loop, answer = self._calls.get(timeout=PATIENCE_S)
         self.loop = loop
-        return record, partial(loop.call_soon_threadsafe, answer.set_result)
+        return record, lambda result: loop.call_soon_threadsafe(answer.set_result, result)
 
     def settle(self) -> None:
         """Wait until the loop has gone on with what was answered, and has told the stage of it."""
