@@ -606,7 +606,7 @@ def _check_not_moved(called: str, given: Collection[str], places: Mapping[str, s
     if gone := [name for name in given if name in places]:
         raise TypeError(
             f"{called}() takes {', '.join(gone)} in another place: "
-            + "; ".join(f"{name} is now {places[name]}" for name in gone)
+            + "; ".join(f"{name} is {places[name]}" for name in gone)
         )
 
 

@@ -18,8 +18,8 @@ So a result is never computed again if a checkpoint that holds it is restored, a
 downstream (H180). What belongs to a result (events, counts) is held with it and happens when it leaves: otherwise it
 would happen twice, or not at all. Flink's operator holds the input until its result has left, and then pays again.
 
-*A flight leaves before its result is given out*, not after: the one who takes the result may take a checkpoint before it
-comes back, and then holds the result itself.
+*A flight leaves before its result is given out*, not after: what takes the result may take a checkpoint before it comes
+back, and then holds the result itself.
 
 *Order* (H181): results leave in the order of the inputs, or in that in which they land.
 

@@ -27,7 +27,8 @@ _SHORT_NAME = 8  # many shorter names differ by only one letter
 class NeverCalled:
     """A public method that is never called, and the one that was probably meant.
 
-    ``certain``: it takes the same arguments in the same way, and its long name is almost the same.
+    ``certain``: the class lacks a method that it must have, or one that has this name elsewhere; or this one takes the
+    same arguments in the same way, and its long name is almost the same.
     """
 
     method: str
@@ -50,7 +51,11 @@ def errors_in_overrides(subject: object) -> list[str]:
         if isinstance(where, type) and _is_ours(where):
             continue
         functions = list(_functions(member))
-        problem = _problem(name, base, functions) if functions else _not_a_method(member)
+        if functions:
+            without_self = isinstance(member, staticmethod) or (member is functions[0] and not isinstance(where, type))
+            problem = _problem(name, base, functions) or _cannot_take(name, base, functions[0], without_self)
+        else:
+            problem = _not_a_method(member)
         if problem:
             found.append(f"{_class_of(subject).__qualname__}.{name}() {problem}")
     return found
@@ -62,7 +67,7 @@ def names_never_called(
     """The user's public methods that look like misspelt methods of ``interface``.
 
     This excludes methods that the class itself uses, and methods that resemble one which is also overridden.
-    ``mistaken``: wrong names that are not similar to the right ones, with the right one for each.
+    ``mistaken``: wrong names that are not similar to the right ones, with the right one for each. They are certain.
     """
     subject_class = _class_of(subject)
     theirs = [one for one in subject_class.__mro__ if not _is_ours(one)]
@@ -78,10 +83,26 @@ def names_never_called(
             if name in called:
                 continue
             if meant in hooks:
-                found.append(NeverCalled(method, meant, certain=False))
+                found.append(NeverCalled(method, meant, certain=True))
             elif misspelt := _misspelt(method, name, member, hooks):
                 found.append(misspelt)
     return found
+
+
+def mentions(subject_class: type, name: str) -> bool:
+    """Whether the code of a class uses this name, or that of a base, unless it is overridden and not called."""
+    calls_a_base = {"super", *(one.__name__ for one in subject_class.__mro__)}
+    overridden = set[str]()
+    for one in subject_class.__mro__:
+        for attribute, member in vars(one).items():
+            if attribute in overridden:
+                continue
+            names = set(_names_in(member))
+            if name in names:
+                return True
+            if not names & calls_a_base:
+                overridden.add(attribute)
+    return False
 
 
 def _misspelt(method: str, name: str, member: FunctionType, hooks: dict[str, FunctionType]) -> NeverCalled | None:
@@ -89,7 +110,10 @@ def _misspelt(method: str, name: str, member: FunctionType, hooks: dict[str, Fun
     ratio, hook = max(((SequenceMatcher(None, name, hook).ratio(), hook) for hook in hooks), default=(0.0, ""))
     if ratio < _LIKELY or not _takes_the_same(member, hooks[hook]):
         return None
-    certain = len(hook) > _SHORT_NAME and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
+    is_required = "NotImplementedError" in hooks[hook].__code__.co_names  # nothing can work without it
+    certain = is_required or (
+        len(hook) > _SHORT_NAME and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
+    )
     return NeverCalled(method, hook, certain)
 
 
@@ -141,24 +165,37 @@ def _not_a_method(member: object) -> str:
     return f"is {type_name(member)}, not a method: remove it, or define the method"
 
 
-def _takes_the_same(member: FunctionType, base: FunctionType) -> bool:
-    arguments = [None] * len(inspect.signature(base).parameters)
-    try:
-        inspect.signature(member).bind(*arguments)
-    except TypeError:
-        return False
-    return True
+def _takes_the_same(member: FunctionType, base: FunctionType, without_self: bool = False) -> bool:
+    """Whether ``member``, not what it wraps, can be called as ``base`` is, with all arguments or the required ones."""
+    takes = inspect.signature(member, follow_wrapped=False)
+    called_with = [*inspect.signature(base).parameters.values()][without_self:]
+    for given in (called_with, [one for one in called_with if one.default is inspect.Parameter.empty]):
+        named = {one.name: None for one in given if one.kind is inspect.Parameter.KEYWORD_ONLY}
+        try:
+            takes.bind(*[None] * (len(given) - len(named)), **named)
+        except TypeError:
+            continue
+        return True
+    return False
+
+
+def _cannot_take(name: str, base: FunctionType, member: FunctionType, without_self: bool) -> str:
+    """Why a method cannot be called with the arguments that the framework passes."""
+    if _takes_the_same(member, base, without_self):
+        return ""
+    wanted = ", ".join([*inspect.signature(base).parameters][without_self:])
+    return f"is called with other arguments than it takes: write `def {name}({wanted})`"
 
 
 def _mentioned(one: type) -> Iterator[str]:
     """Every name that the code of this class uses."""
-    codes = []
     for member in vars(one).values():
-        if isinstance(member, property):
-            parts: tuple[object, ...] = (member.fget, member.fset, member.fdel)
-        else:
-            parts = (member,)
-        codes += [function.__code__ for part in parts for function in _functions(part)]
+        yield from _names_in(member)
+
+
+def _names_in(member: object) -> Iterator[str]:
+    parts = (member.fget, member.fset, member.fdel) if isinstance(member, property) else (member,)
+    codes = [function.__code__ for part in parts for function in _functions(part)]
     while codes:
         code = codes.pop()
         yield from code.co_names

@@ -11,6 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 
@@ -31,11 +32,16 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        super().error(_GIVEN.sub(r"\1 (not shown)", message))
+        near: list[str] = []
+        if self._subparsers is not None and (found := _GIVEN.search(message)):
+            commands = [name for one in self._subparsers._group_actions for name in one.choices or ()]
+            near = get_close_matches(found[2].strip("'\""), commands, n=1)
+        did_you_mean = f". Did you mean {self.prog} {near[0]}?" if near else ""
+        super().error(_GIVEN.sub(r"\1 (not shown)", message) + did_you_mean)
 
 
 _GIVEN = re.compile(
-    r"(argument COMMAND: invalid choice:|ignored explicit argument) (?:'.*'|\".*\")(?=$| \(choose)", re.DOTALL
+    r"(argument COMMAND: invalid choice:|ignored explicit argument) ('.*'|\".*\")(?=$| \(choose)", re.DOTALL
 )
 """A value after an option that takes none, and one before the command, in the texts of argparse."""
 

@@ -46,7 +46,7 @@ from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Downward, Registered, RestoreMode
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, AwaitedRequest, ChannelStatistics
-from spark_bridge.subtask.errors import RegistrationFailed, TimedOut, request_failure
+from spark_bridge.subtask.errors import NO_ANSWER, RegistrationFailed, TimedOut, for_unknown_reasons, request_failure
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts
@@ -421,7 +421,7 @@ class _Channel:
         self._answers[request_id] = None
         try:
             self._submit_with_capacity(RequestSubmitted(request_id, payload, part), timeout_s)
-            failure = f"no answer to request {request_id} within {timeout_s:g} s"
+            failure = for_unknown_reasons(f"{NO_ANSWER} {request_id} within {timeout_s:g} s")
             try:
                 while (answer := self._answers[request_id]) is None:
                     self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure, part)

@@ -81,7 +81,7 @@ class _TaskContext(SubtaskContext[Any]):
         self.subtask, self.attempt = subtask, attempt
         self.checkpoint_id = checkpoint_id
         self.parallelism = parallelism
-        self.input_begins_again = True
+        self._input_begins_again = True
         self.sent: list[bytes] = []
 
     def send_event(self, event: Any) -> None:

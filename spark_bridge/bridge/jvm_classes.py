@@ -18,7 +18,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-__all__ = ["cause_of", "java_source", "new_compiled_object", "new_packaged_object", "problems"]
+__all__ = ["cause_of", "has_stopped", "java_source", "new_compiled_object", "new_packaged_object", "problems"]
 
 
 def problems() -> tuple[type[Exception], ...]:
@@ -29,6 +29,14 @@ def problems() -> tuple[type[Exception], ...]:
     from py4j.protocol import Py4JError
 
     return Py4JError, OSError, TypeError, AttributeError
+
+
+def has_stopped(context: Any) -> bool:
+    """Whether a classic SparkContext has stopped, or stops right now. Blocks."""
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except problems():
+        return True
 
 
 def cause_of(problem: Exception) -> str:

@@ -23,6 +23,7 @@ from actors.coordination.engine.inputs import ActionId, check_input_id
 from actors.logs import get_logger
 from protocol.arguments import Rule, checked
 from protocol.describing import describe
+from spark_bridge.bridge.jvm_classes import has_stopped
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, StopActions
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.errors import SidecarError
@@ -57,7 +58,14 @@ class ActionMarks:
 
         Has no effect if Python threads share JVM threads (``PYSPARK_PIN_THREAD=false``), whose local properties would
         mix, or if Spark cannot be asked.
+
+        Raises ``SidecarError`` in place of what Spark raises once the context has stopped, which says nothing of it.
         """
+        with _explains_a_stop(self._context), self._marking(action_id):
+            yield
+
+    @contextmanager
+    def _marking(self, action_id: str) -> Iterator[None]:
         context = self._context
         if context is None or not _pins_threads(context):
             yield
@@ -98,6 +106,20 @@ class ActionMarks:
                 log.debug("jobs of action not forbidden", error=describe(error))
             else:
                 self._forbidden[action_id] = before
+
+
+@contextmanager
+def _explains_a_stop(context: SparkContext | None) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        of_spark = isinstance(error, AttributeError) or type(error).__module__.startswith(("py4j.", "pyspark."))
+        if context is None or not of_spark or not has_stopped(context):
+            raise
+        raise SidecarError(
+            "the SparkContext of this sidecar has stopped, so no action can run: call spark.stop() after the sidecar's "
+            "`with` block, or make a new session and a new sidecar"
+        ) from error
 
 
 def _pins_threads(context: SparkContext) -> bool:

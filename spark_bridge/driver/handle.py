@@ -72,6 +72,17 @@ TASKS = Rule(
 )
 
 
+_ONLY_THE_COORDINATOR = (
+    "Only an operator's coordinator sends to its tasks: ask it to with sidecar.request(OPERATOR, ...), and send in its "
+    "handle_client_request(). A value for all tasks is sidecar.shared(NAME, VALUE)"
+)
+_INSTEAD = {
+    "request": "Ask a coordinator with sidecar.request(OPERATOR, ...), which calls its handle_client_request()",
+    "send_event": _ONLY_THE_COORDINATOR,
+    "broadcast": _ONLY_THE_COORDINATOR,
+}
+
+
 class StaysOnDriver:
     """Refuses to be sent to a task, in place of Spark, which would name a SparkContext that the user did not send."""
 
@@ -82,6 +93,14 @@ class StaysOnDriver:
             f"{a_type(self)} stays on the driver, so a function for a task cannot use it: give Spark "
             "`handle.subtask(function)`. The function gets a context: its send_event and request reach the coordinator"
         )
+
+    if not TYPE_CHECKING:  # a type checker knows that there are no such methods
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is in place of a method that users expect."""
+            instead = f". {_INSTEAD[name]}" if name in _INSTEAD else ""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}{instead}"
+            raise AttributeError(text, name=name, obj=self)
 
 
 class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):

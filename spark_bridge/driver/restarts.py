@@ -9,6 +9,7 @@ again, after the delay that the restart strategy sets.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
@@ -28,6 +29,9 @@ from spark_bridge.common.errors import OperatorBroken, RestartsExhausted, Sideca
 from spark_bridge.driver.interrupts import holding_interrupts
 
 __all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
+
+ALIKE_FOR_HINT = 2
+_NUMBERS = re.compile(r"\d+")
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -164,6 +168,8 @@ class Restarter:
         self._backoff = RestartBackoff(strategy)
         self._failures_before = 0
         self._last_error: BaseException | None = None
+        self._last_text = ""
+        self._alike = 0  # failures in a row that differ in numbers only, such as those of tasks
 
     async def begin(self) -> str:
         """The action is about to be called; returns the id of this call."""
@@ -231,16 +237,29 @@ class Restarter:
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
         text, why = f"{type_name(error)}: {_in_one_line(error)}", why_worker_died(text_of(error))
+        self._alike = self._alike + 1 if _NUMBERS.sub("", text) == self._last_text else 1
+        self._last_text = _NUMBERS.sub("", text)
         if delay_s is None:
             log.error("action failed, restarts exhausted", restarts=restarts, error=text)
             again = f" again after {restarts} restart{'' if restarts == 1 else 's'}" if restarts else ""
             strategy = "NO_RESTART" if self._strategy == NO_RESTART else self._strategy
             raise RestartsExhausted(
                 f"the action failed{again}, and {strategy} allows no {'more' if restarts else 'restart'}; the "
-                f"last failure was {text}{f': {why}' if why else ''}"
+                f"last failure was {text}{f': {why}' if why else ''}{self._like_a_bug()}"
             ) from error
-        log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text)
+        hint = {"hint": self._like_a_bug().lstrip(". ")} if self._alike == ALIKE_FOR_HINT else {}
+        log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text, **hint)
         return delay_s
+
+    def _like_a_bug(self) -> str:
+        """What to do about failures that repeat, as those of a bug do. Others may too, so none is given up sooner."""
+        if self._alike < ALIKE_FOR_HINT:
+            return ""
+        return (
+            f". It failed {self._alike} times in the same way, and Spark may have tried a task several times each time "
+            "(spark.task.maxFailures). If it is a bug, restarts do not help: correct it, and see the next one sooner "
+            "with run(..., restart=NO_RESTART)"
+        )
 
 
 LAZY = frozenset({"RDD", "DataFrame", "DataFrameWriter", "DataFrameWriterV2", "GroupedData"})

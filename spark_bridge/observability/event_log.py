@@ -19,7 +19,7 @@ from protocol.attempts import RunEnded, RunStarted, SubtaskFailed
 from protocol.barrier_tracker import OperatorResetToCheckpoint, SubtaskResetToCheckpoint
 from protocol.describing import as_json, line
 from protocol.values import value
-from spark_bridge.bridge.jvm_classes import cause_of, java_source, new_compiled_object, problems
+from spark_bridge.bridge.jvm_classes import cause_of, has_stopped, java_source, new_compiled_object, problems
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.journal import Journal, end_of
 
@@ -92,7 +92,7 @@ class EventLog:
     """The object in the JVM. Both methods block; one thread at a time. ``context``: a classic SparkContext."""
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        self.context = context
         self._java: Any = None
 
     @staticmethod
@@ -103,8 +103,8 @@ class EventLog:
     def post(self, notes: list[dict[str, Any]]) -> None:
         """Raises one of ``problems()`` if the JVM cannot do it."""
         if self._java is None:
-            java = new_compiled_object(self._context, CLASS_NAME, _source)
-            java.open(self._context._jsc.sc())
+            java = new_compiled_object(self.context, CLASS_NAME, _source)
+            java.open(self.context._jsc.sc())
             self._java = java
         self._java.post(as_json(notes).decode())
 
@@ -143,9 +143,12 @@ class EventLogActor(Actor[Note | Flush]):
         try:
             await DRIVER.run(self._event_log.post, notes)
         except problems() as problem:
-            if self._posted:
+            stopped = await DRIVER.run(has_stopped, self._event_log.context)  # and the event log with it
+            if self._posted and not stopped:
                 raise
             self._failed = True
+            if stopped:
+                return
             cause = await DRIVER.run(cause_of, problem)
             raise SidecarError(f"Spark cannot take notes for its event log: {cause}") from None
         else:

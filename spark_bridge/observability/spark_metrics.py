@@ -20,7 +20,7 @@ from actors import Actor, ActorContext
 from actors.threads import DRIVER
 from protocol.describing import as_float
 from protocol.values import value
-from spark_bridge.bridge.jvm_classes import cause_of, java_source, new_compiled_object, problems
+from spark_bridge.bridge.jvm_classes import cause_of, has_stopped, java_source, new_compiled_object, problems
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability.figures import figures
 from spark_bridge.observability.status import LatencyStatus, SidecarStatus
@@ -77,7 +77,7 @@ class SparkGauges:
     """
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        self.context = context
         self._lock = threading.Lock()
         self._java: Any = None
         self._closed = False
@@ -89,8 +89,8 @@ class SparkGauges:
             if self._closed:
                 return
             if self._java is None:
-                java = new_compiled_object(self._context, CLASS_NAME, _source)
-                java.open(self._context._jsc.sc())
+                java = new_compiled_object(self.context, CLASS_NAME, _source)
+                java.open(self.context._jsc.sc())
                 self._java = java
             self._java.publish("\n".join(now), struct.pack(f">{len(now)}d", *now.values()))
 
@@ -132,6 +132,9 @@ class SparkGaugesActor(Actor[Publish | Forget]):
             await DRIVER.run(self._gauges.publish, status, abandon_on_cancel=True)
             self._published = True
         except problems() as problem:
+            if await DRIVER.run(has_stopped, self._gauges.context):  # and the gauges with it
+                context.timers.cancel("publish")
+                return
             if self._published:
                 raise
             self._failed = True

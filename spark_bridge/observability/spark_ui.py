@@ -20,7 +20,7 @@ from actors import Actor, ActorContext
 from actors.logs import get_logger
 from actors.threads import DRIVER
 from protocol.values import value
-from spark_bridge.bridge.jvm_classes import cause_of, java_source, new_compiled_object, problems
+from spark_bridge.bridge.jvm_classes import cause_of, has_stopped, java_source, new_compiled_object, problems
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.observability import page_files as page
 from spark_bridge.observability.diagnosis import explain
@@ -43,7 +43,7 @@ class SparkTab:
     """
 
     def __init__(self, context: Any) -> None:
-        self._context = context
+        self.context = context
         self._lock = threading.Lock()
         self._java: Any = None
         self._closed = False
@@ -53,10 +53,10 @@ class SparkTab:
 
         Raises one of ``problems()`` if the JVM cannot do it.
         """
-        java_context = self._context._jsc.sc()
+        java_context = self.context._jsc.sc()
         if java_context.ui().isEmpty():
             return ""
-        tab = new_compiled_object(self._context, CLASS_NAME, _source)
+        tab = new_compiled_object(self.context, CLASS_NAME, _source)
         with self._lock:
             if self._closed:
                 return ""
@@ -116,6 +116,9 @@ class SparkTabActor(Actor[Look]):
         try:
             await self._look(context)
         except problems() as problem:
+            if await DRIVER.run(has_stopped, self._tab.context):  # and the tab with it
+                context.timers.cancel("look")
+                return
             if self._open:
                 raise
             context.timers.cancel("look")

@@ -77,7 +77,7 @@ from protocol.wire.messages import (
 )
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.connection import WATCH_S, Connection, CurrentConnection, OwnReads, Waker, register
-from spark_bridge.subtask.errors import TimedOut, request_failure
+from spark_bridge.subtask.errors import NO_ANSWER, TimedOut, for_unknown_reasons, request_failure
 from spark_bridge.subtask.mailbox import OperatorMailbox, UrgentThread
 
 __all__ = ["AwaitedRequest", "ChannelStatistics", "SubtaskChannel", "attached_keys"]
@@ -314,7 +314,7 @@ class SubtaskChannel:
                 self._submit_with_capacity(RequestSubmitted(request_id, payload, part), timeout_s)
                 try:
                     while (answer := self._answers[request_id]) is None:
-                        self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s", part)
+                        self._wait_serving(deadline, f"{NO_ANSWER} {request_id} within {timeout_s:g} s", part)
                 except BaseException:
                     if not self.cancelled:
                         self._handle(RequestAbandoned(request_id))
@@ -766,7 +766,7 @@ class SubtaskChannel:
     def _explain_wait(self, failure: str) -> str:
         """The text of a timeout, with what the coordinator last reported that it is waiting for (H70)."""
         if self._awaited is None or not self._awaited[0].call:
-            return failure
+            return for_unknown_reasons(failure)
         note, came_at = self._awaited
         awaited_s = note.awaited_s + time.monotonic() - came_at
         return f"{failure}: {describe_wait(note.call, awaited_s, note.place)}"

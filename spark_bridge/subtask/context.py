@@ -10,13 +10,14 @@ only afterwards, and no item is handled while another one is. ``Calls`` knows wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from sys import modules
-from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
-from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.describing import type_name
+from protocol.errors import GatewayFull, InputRefused, LocalProtocolError
 from protocol.event_types import Answer, Request, Sent_contra
 from protocol.subtask.types import MailboxItem
 from protocol.wire.codec import decode_event, encode_argument, encode_event
@@ -27,7 +28,10 @@ from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.task_channel import TaskChannel
 from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
 
-__all__ = ["QUESTIONS", "Calls", "Counters", "SubtaskContext", "inner_context", "refuse_on_loop"]
+if TYPE_CHECKING:
+    from spark_bridge.subtask.operator import SubtaskOperator
+
+__all__ = ["QUESTIONS", "Calls", "Counters", "SubtaskContext", "inner_context", "refuse_on_loop", "to_one_that_asks"]
 
 
 QUESTIONS = "headgate.questions"
@@ -212,14 +216,24 @@ class SubtaskContext(Generic[Sent_contra]):
 
         The coordinator receives them again, before anything new, and their answers are dropped. An operator whose
         state says that it was about to ask learns here that it need not ask again."""
-        self.input_begins_again = input_begins_again
+        self._input_begins_again = input_begins_again
+        self._has_asked = False  # for ``input_begins_again``
+
+    @property
+    def input_begins_again(self) -> bool:
         """Whether ``process`` gets the records before the restored checkpoint once more.
 
         True: the run has the input that the restored state belongs to, from its first record on. An operator that must
         not process a record twice skips those that its state counts. False: nothing of what comes has been processed,
         so it must skip nothing. That is so if nothing was restored; if the run has another input than the one before,
         such as the job of the next day or the next micro-batch; and in a stage of a ``chain`` after a source, which
-        continues where the checkpoint left it."""
+        continues where the checkpoint left it.
+
+        A task fails with ``InputRefused``, before it takes a record, if its ``open`` got the state of another input,
+        ``counts_records`` is True, and nothing in it asks this.
+        """
+        self._has_asked = True
+        return self._input_begins_again
 
     @property
     def cancelled(self) -> bool:
@@ -471,3 +485,21 @@ def inner_context(context: SubtaskContext[Any], index: int) -> SubtaskContext[An
     inner = copy(context)
     inner._way = (index, *context._way)
     return inner
+
+
+def to_one_that_asks(context: SubtaskContext[Any], operator: SubtaskOperator, records: Iterator[Any]) -> Iterator[Any]:
+    """Yield ``records``. Raise ``InputRefused`` before the first one if ``input_begins_again`` was not read by then.
+
+    For an operator that has restored the state of another input, and may skip as many records as that counts.
+    """
+    for record in records:
+        if not context._has_asked:
+            name = type_name(operator)
+            raise InputRefused(
+                f"operator {context.operator_id!r}: {name}.open() got the state of another input, from checkpoint "
+                f"{context.checkpoint_id}, and {name} does not look at context.input_begins_again: if it skips as many "
+                "records as that state counts, it loses records that nobody has processed. Write in open(), with your "
+                "own way to read a state: done = int(state) if state and context.input_begins_again else 0. "
+                f"If the state does not say which records to skip, set counts_records = False in {name}"
+            )
+        yield record

@@ -9,6 +9,7 @@ from protocol.errors import HeadgateError, NoRestart, ProtocolError, RequestFail
 from protocol.wire.messages import RefusalCode
 
 __all__ = [
+    "NO_ANSWER",
     "BudgetExhausted",
     "CannotReachSidecar",
     "CheckpointDeclinedByOperator",
@@ -18,6 +19,7 @@ __all__ = [
     "RegistrationRefused",
     "RequestFailed",
     "TimedOut",
+    "for_unknown_reasons",
     "request_failure",
 ]
 
@@ -68,6 +70,20 @@ class TimedOut(ProtocolError, TimeoutError):
 
     If a method of the coordinator is the reason, the message says where it waits.
     """
+
+
+NO_ANSWER = "no answer to request"
+
+
+def for_unknown_reasons(failure: str) -> str:
+    """The text of a wait that took too long, if the coordinator has not reported that one of its methods waits."""
+    if not failure.startswith(NO_ANSWER):
+        return failure
+    return (
+        f"{failure}: the coordinator is busy with earlier calls, its handle_request() has not returned yet, or it has "
+        "returned a Reply that nothing has answered. Call answer() or fail() of each Reply, let the coordinator's "
+        "methods do less, or ask with a longer timeout_s"
+    )
 
 
 class PeerLost(HeadgateError):

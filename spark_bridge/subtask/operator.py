@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic
 
-from protocol.describing import show, type_name
+from protocol.describing import name_of, show, type_name
 from protocol.event_types import Received, Sent
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 
@@ -28,6 +30,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+
+_CONTEXT_NAMES = {"context", "ctx", "subtask_context"}
 
 PAUSE: Any = object()
 """What a source yields while it has nothing, to a stage that gives out results meanwhile."""
@@ -61,8 +65,10 @@ class SubtaskOperator(Generic[Received, Sent]):
             state counts. Otherwise they begin with the first record again, because Spark computes the records again.
             The later stages of a ``chain`` see it in ``context.input_begins_again``.
         counts_records: set it to False if the state does not depend on which of Spark's records were processed, for
-            example because the operator reads none. Otherwise a run that has the same input again fails if Spark
-            divides it into another number of partitions. By default, an operator with a state counts records.
+            example because the operator reads none, or if it skips none because of its state. Otherwise a run that has
+            the same input again fails if Spark divides it into another number of partitions, and a run with other input
+            fails if nothing looks at ``context.input_begins_again``. By default, an operator with a state counts
+            records.
     """
 
     snapshot_anywhere: bool = False
@@ -221,20 +227,71 @@ def _missing_arguments(made_by: Callable[..., Any], args: tuple[Any, ...], kwarg
     """How many arguments ``made_by`` lacks to be a function of records: 1, or 2 if it also takes the context.
 
     0 means that it can be called with the given arguments alone, so it is a class or a function that makes operators.
+    Raises ``TypeError`` if it is none of these, or takes the context in the wrong place, as far as its names tell.
     """
-    if isinstance(made_by, type):
-        return 0
+    made = made_by.func if isinstance(made_by, partial) else made_by
     try:
         signature = inspect.signature(made_by)
     except (ValueError, TypeError):
         return 0
-    for missing in (0, 1, 2):
+    name = name_of(made) if inspect.isroutine(made) or isinstance(made, type) else type_name(made)
+    why = ""
+    for missing in (0,) if isinstance(made, type) else (0, 1, 2):
         try:
             signature.bind(*[None] * missing, *args, **kwargs)
-        except TypeError:
+        except TypeError as error:
+            why = str(error) if not why.startswith("missing") or str(error).startswith("missing") else why
             continue
+        _check_places(name, made, list(signature.parameters.values()), missing)
         return missing
-    return 0
+    takes = "" if isinstance(made, type) else "A function for tasks takes (records) or (context, records). "
+    raise TypeError(
+        f"{name}({', '.join(signature.parameters)}) cannot be called in a task: {why}. {takes}Pass what it needs "
+        f"besides, and nothing else, along with it: subtask({name}, ...) or functools.partial({name}, ...)"
+    )
+
+
+def _check_places(name: str, made: Callable[..., Any], parameters: list[inspect.Parameter], missing: int) -> None:
+    """Raise ``TypeError`` if a function would get the context or the records in the place of something else."""
+    taken = parameters[:missing]
+    places = [one.name in _CONTEXT_NAMES or "SubtaskContext" in str(one.annotation) for one in taken]
+    others = "".join(f", {one.name}" for one in parameters[missing:])
+    if missing == 1 and places == [True]:
+        raise TypeError(f"{name}({taken[0].name}) would get only the records: write {name}({taken[0].name}, records)")
+    if places == [False, True]:
+        first, second = (one.name for one in taken)
+        raise TypeError(
+            f"{name}({first}, {second}{others}) would get the context as {first!r}, because a function with two "
+            f"arguments gets (context, records): write {name}({second}, {first}{others})"
+        )
+    if missing == 2 and not places[0] and taken[0].name == "records":
+        second = taken[1].name
+        raise TypeError(
+            f"{name}(records, {second}{others}) would get the context as 'records', because {second!r} is missing: "
+            f"pass it along, subtask({name}, ...) or functools.partial({name}, ...); or write {name}(context, records) "
+            "for a function that uses the context"
+        )
+    if not missing and _makes_no_operator(made):
+        raise TypeError(
+            f"{name}() has no required argument that takes the records, and returns no SubtaskOperator: write "
+            f"{name}(records), or {name}(context, records)"
+        )
+
+
+def _makes_no_operator(made: Callable[..., Any]) -> bool:
+    """Whether the code of a function yields, or returns only constants, such as None."""
+    if isinstance(made, type):
+        return False
+    called = made if inspect.isroutine(made) else type(made).__call__
+    code = getattr(called, "__code__", None)
+    if code is None or inspect.isgeneratorfunction(called):
+        return code is not None
+    returns = [
+        one.opcode in dis.hasconst or (before.opcode in dis.hasconst and not one.is_jump_target)
+        for before, one in pairwise(dis.get_instructions(code))
+        if one.opname in ("RETURN_VALUE", "RETURN_CONST")
+    ]
+    return bool(returns) and all(returns)
 
 
 def function_operator(

@@ -39,7 +39,7 @@ from weakref import WeakSet
 from protocol.arguments import AT_LEAST_1, POSITIVE, check_settings
 from protocol.describing import a_type, name_of, show, type_name
 from protocol.errors import LocalProtocolError
-from protocol.overrides import NeverCalled, errors_in_overrides, names_never_called
+from protocol.overrides import NeverCalled, errors_in_overrides, mentions, names_never_called
 from protocol.parts import join_states, split_states
 from protocol.subtask.types import (
     MailboxAborted,
@@ -53,7 +53,7 @@ from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered, SubtaskState
 from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of
+from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of, to_one_that_asks
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
 from spark_bridge.subtask.operator import SubtaskOperator, close_quietly, iterated
 from spark_bridge.subtask.source import SplitReader
@@ -139,6 +139,7 @@ class OperatorParts:
         self._found = len(parts) > 1  # by user code; all operators have counters, which the context finds
         self._ended: set[int] = set()  # stages whose outputs are complete
         self._running = 0  # the stage that runs
+        self._must_ask: dict[str, SubtaskContext] = {}  # those with a state that counts records of another input
         self._awaits_start = False
         self._channel: TaskChannel
         self.calls: Calls
@@ -189,23 +190,30 @@ class OperatorParts:
                 asked.setdefault(channel.table.names[held.part], []).append(event)
         states = self._restored(registered.states)
         _open.add(self)
-        begins_again = registered.input_begins_again  # for the next stage
+        continued = False  # for the next stage: an earlier one continues after the checkpoint
         calls.inside = "open"  # H11
         try:
             with self.here():
                 for name, operator in self.operators.items():
                     if isinstance(operator, TaskPart):
                         operator.task = calls
-                    its = begins_again if name in self.stages else registered.input_begins_again
-                    requests = tuple(asked.get(name, ()))
-                    context = SubtaskContext(calls, registered, name, requests, its)
+                    again = registered.input_begins_again and not (continued and name in self.stages)
+                    context = SubtaskContext(calls, registered, name, tuple(asked.get(name, ())), again)
                     context._gives_pauses = any(
                         self.stages[k : k + 1] == (name,) and after.takes_pauses
                         for k, after in enumerate(self._feeding[1:])
                     )
-                    operator.open(context, states.get(name))
-                    if name in self.stages and operator.goes_on_after_restore:
-                        begins_again = False
+                    state = states.get(name)
+                    try:
+                        operator.open(context, state)
+                    except Exception as error:
+                        if state:
+                            _note_state(error, operator, registered.checkpoint_id)
+                        raise
+                    of_another = bool(state) and not (registered.input_begins_again or continued)
+                    if of_another and self._might_skip(name, operator):
+                        self._must_ask[name] = context
+                    continued = continued or (name in self.stages and operator.goes_on_after_restore)
         finally:
             calls.inside = None
         without_urgent = frozenset(
@@ -217,6 +225,15 @@ class OperatorParts:
             handle_urgent=None if len(without_urgent) == len(self.operators) else self._handle_urgent,
             parts_without_urgent=without_urgent,
         )
+
+    def _might_skip(self, name: str, operator: SubtaskOperator) -> bool:
+        """Whether an operator that restores the state of another input may skip records of this one (H174).
+
+        Not if its class has code that asks for the input, even if that runs later, or not for this state.
+        """
+        counts = operator.counts_records if name in self.stages else not name and self.counts_records
+        restores = getattr(operator.open, "__func__", None) is not SubtaskOperator.open
+        return counts and restores and not mentions(type(operator), "input_begins_again")
 
     def _restored(self, states: Sequence[SubtaskState]) -> dict[str, bytes]:
         """What each part restores: its only state, or what its ``merge_states`` makes of several (H52)."""
@@ -318,17 +335,21 @@ class OperatorParts:
     def _fed(self, records: Iterator[Any]) -> Iterator[Any]:
         if not self.stages:  # one operator, which feeds nobody, has no generator around it that each output passes
             (own,) = self._feeding
-            return iterated(own, own.process(records))
+            return iterated(own, own.process(self._to("", records)))
         for index in range(len(self.stages)):
             records = self._outputs_of(index, records)
         return records
+
+    def _to(self, name: str, records: Iterator[Any]) -> Iterator[Any]:
+        context = self._must_ask.get(name)
+        return records if context is None else to_one_that_asks(context, self.operators[name], records)
 
     def _outputs_of(self, index: int, records: Iterator[Any]) -> Iterator[Any]:
         stage, after = self._feeding[index], min(index + 1, len(self._feeding) - 1)
         outputs: Iterator[Any] | None = None
         try:
             self._running = index
-            produced: Iterable[Any] | None = stage.process(records)
+            produced: Iterable[Any] | None = stage.process(self._to(self.stages[index], records))
             outputs = iterated(stage, produced)
             while True:
                 try:
@@ -483,6 +504,15 @@ def _note(error: Exception, name: str) -> None:
         error.add_note(f"in the stage {name!r} of the chain")
 
 
+def _note_state(error: Exception, operator: SubtaskOperator, checkpoint_id: int) -> None:
+    """Say in a failure of ``open`` which state it had."""
+    error.add_note(
+        f"{type_name(operator)}.open() was given a state of checkpoint {checkpoint_id}: if another class "
+        "made it, or an earlier form of this one, let open() read that too, or begin without it, with "
+        'coordinate(..., restore="none")'
+    )
+
+
 def _handles_urgent(operator: SubtaskOperator) -> bool:
     """Whether the operator defines ``handle_urgent``. Otherwise its urgent events are ordinary ones."""
     return getattr(operator.handle_urgent, "__func__", None) is not SubtaskOperator.handle_urgent
@@ -585,6 +615,9 @@ _MISTAKEN = {
     "handle_operator_event": "handle_event",
     "checkpoint_coordinator": "snapshot_state",
     "reset_to_checkpoint": "open",
+    "process_record": "process",
+    "process_records": "process",
+    "process_partition": "process",
 }
 
 

@@ -54,6 +54,19 @@ an-operator-with-positions-begins-all-the-same [new; H174]
   A task that counts records begins, although its input is in another number of partitions.
   @ spark_bridge.subtask.runner:_Run.open
   F if registered.positions_refused and parts.counts_records:
+nobody-asks-whose-records-a-state-counts [new; H174]
+  An operator that never asks for its input skips as many of today's records as yesterday's state counts.
+  @ spark_bridge.subtask.context:to_one_that_asks
+  F if not context._has_asked:
+code-that-asks-later-is-not-found [new; H174]
+  An operator that asks for its input in ``process``, when it needs to know, fails with other input.
+  @ spark_bridge.subtask.parts:OperatorParts._might_skip
+  ~ counts and restores and not mentions(type(operator), "input_begins_again") => counts and restores
+a-base-class-asks-in-a-method-that-is-overridden [new; H174]
+  An operator that never asks counts as one that does, because its base class has code that is never called.
+  @ protocol.overrides:mentions
+  - overridden.add(attribute)
+  + pass
 one-streaming-operator-counts-the-outputs-of-another [found; H174]
   Two operators in streaming mode run in the same tasks, and the second one loses rows after a retry.
   @ protocol.attempts.admission:why_not_both

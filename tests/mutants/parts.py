@@ -126,10 +126,6 @@ ceiling-is-written-after-the-grant [new; H182]
   More is reserved than the ceiling that is in the storage.
   @ spark_bridge.primitives.budget.book:BudgetBook.serve
   ~ self.total if self.ceiling is None else min(self.total, self.ceiling) => self.total
-ceiling-that-comes-down-is-believed-too-early [new; H182]
-  While a lower ceiling is written, what is above it is reserved.
-  @ spark_bridge.primitives.budget.driver:_Desk._write
-  - self.book.ceiling = min(self.book.ceiling, ceiling)
 settled-for-less-keeps-the-rest [new; H182]
   What a call did not cost is not there for others.
   @ spark_bridge.primitives.budget.book:BudgetBook.settle
@@ -323,7 +319,7 @@ event-for-a-stage-loses-its-name [new; H80]
 state-of-a-stage-is-not-restored-in-the-task [new; H80]
   The operator of a stage begins from nothing although the checkpoint has its state.
   @ spark_bridge.subtask.parts:OperatorParts.open
-  ~ states.get(name)) => None if name in self.stages else states.get(name))
+  ~ states.get(name) => None if name in self.stages else states.get(name)
 states-of-stages-are-not-merged [new; H80]
   With a lower parallelism, a stage gets the state of one subtask instead of all.
   @ spark_bridge.subtask.parts:OperatorParts._restored

@@ -19,7 +19,7 @@ an-operator-without-its-limits [feared; H165]
 a-place-that-is-not-there [feared; H165]
   The error about a former argument names a place that does not have it.
   @ protocol.arguments:_check_not_moved
-  ~ f"{name} is now {places[name]}" => f"{name} is now {name}"
+  ~ f"{name} is {places[name]}" => f"{name} is {name}"
 a-file-is-not-what-is-restored [found; H165]
   The file that an operator is to start from is taken for the newest checkpoint.
   @ spark_bridge.driver.operators:Operators._restored

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from actors.coordination import OperatorCoordinator, SourceCoordinator, SubtaskGateway
+from actors.coordination import OperatorCoordinator, SourceCoordinator
 from protocol.overrides import errors_in_overrides, names_never_called
 from spark_bridge.sinks.two_phase.task import TwoPhaseSinkOperator
 from spark_bridge.subtask import SplitReader, SubtaskOperator
@@ -51,6 +51,27 @@ class AsyncReader(SplitReader):
         return [split]
 
 
+class LacksState(SubtaskOperator):
+    def open(self, context: Any) -> None:  # type: ignore[override]
+        pass
+
+
+class TakesContext(SubtaskOperator):
+    def process(self, context: Any, records: Iterator[Any]) -> Any:  # type: ignore[override]
+        yield from records
+
+
+class ForgetsSelf(SubtaskOperator):
+    @staticmethod
+    def handle_event(operator: Any, event: Any) -> None:  # type: ignore[override]
+        pass
+
+
+class LacksAttempt(OperatorCoordinator):
+    async def handle_request(self, subtask: int, request: Any) -> Any:  # type: ignore[override]
+        return request
+
+
 @pytest.mark.parametrize(
     ("mistaken", "text"),
     [
@@ -63,6 +84,10 @@ class AsyncReader(SplitReader):
         (AsyncProcess, "process() is an async generator, but it is called without `await`: write `def process`"),
         (AsyncOpen, "open() is `async def`, but it is called without `await`: write `def open`"),
         (YieldingHandler, "handle_event() has a `yield`, so calling it runs nothing: remove the `yield`"),
+        (LacksState, "open() is called with other arguments than it takes: write `def open(self, context, state)`"),
+        (TakesContext, "process() is called with other arguments than it takes: write `def process(self, records)`"),
+        (ForgetsSelf, "handle_event() is called with other arguments than it takes: write `def handle_event(event)`"),
+        (LacksAttempt, "handle_request() is called with other arguments than it takes: write `def handle_request(self"),
         (AsyncReader, "read_split() is `async def`, but it is called without `await`: write `def read_split`"),
     ],
 )
@@ -86,6 +111,14 @@ def traced(call: Callable[..., Awaitable[Any]]) -> Any:
     return wrapper
 
 
+def with_a_connection(call: Callable[..., Awaitable[Any]]) -> Any:
+    @functools.wraps(call)
+    def wrapper(self: Any) -> Any:
+        return call(self, "connection")
+
+    return wrapper
+
+
 class AllIsWell(OperatorCoordinator):
     @traced
     async def start(self, context: Any) -> None:
@@ -97,7 +130,16 @@ class AllIsWell(OperatorCoordinator):
     async def _answer(self, request: Any) -> Any:
         return request
 
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None: ...
+    async def subtask_ready(self, *all_of_it: Any) -> None: ...
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int, more: str = "") -> None: ...
+
+    @with_a_connection
+    async def close(self, connection: Any) -> None:
+        """The decorator passes the second argument."""
+
+    @staticmethod
+    async def notify_checkpoint_complete(checkpoint_id: int) -> None: ...
 
     async def subtasks_ready(self, first: int, second: int) -> None:
         """Resembles an existing method."""
@@ -163,6 +205,11 @@ class OfTheOtherHalf(OperatorCoordinator):
         pass
 
 
+class WithoutProcess(SubtaskOperator):
+    def proces(self, records: Iterator[Any]) -> Iterator[Any]:
+        yield from records
+
+
 class ShortName(SubtaskOperator):
     def closed(self) -> None:
         pass
@@ -173,7 +220,8 @@ class ShortName(SubtaskOperator):
     [
         (Misspelt, OperatorCoordinator, "handle_event_from_operator", True),
         (MisspeltAndSynchronous, OperatorCoordinator, "subtask_ready", False),
-        (OfTheOtherHalf, OperatorCoordinator, "handle_event_from_operator", False),
+        (OfTheOtherHalf, OperatorCoordinator, "handle_event_from_operator", True),
+        (WithoutProcess, SubtaskOperator, "process", True),
         (ShortName, SubtaskOperator, "close", False),
     ],
 )

@@ -88,6 +88,7 @@ def start_job(spark: SparkSession, handle: OperatorHandle, coordinator: Announci
     say("they talk")
     if job == "a job after the SparkContext":
         spark.stop()
+        say(f"another one raised: {what_the_user_reads(lambda: handle.run(Listening))}")
 
 
 def say_when_it_waits() -> None:

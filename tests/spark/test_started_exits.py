@@ -47,6 +47,7 @@ def test_it_is_stopped_after_spark_was() -> None:  # H120
         program.ends_with(0)
         wait_until_nobody_is_left(program)
     assert "told ('close',)" in program.said
+    assert "another one raised: the SparkContext of this sidecar has stopped, so no action can run" in program.said
     assert "Traceback" not in program.said
 
 

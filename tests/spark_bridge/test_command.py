@@ -50,6 +50,11 @@ UNKNOWN: dict[str, tuple[str, ...]] = {
 }
 
 
+def test_the_nearest_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Did you mean headgate check?" in refused(capsys, "chekc")
+    assert "Did you mean" not in refused(capsys, "something")
+
+
 @pytest.mark.parametrize("arguments", UNKNOWN.values(), ids=UNKNOWN)
 def test_the_value_of_an_unknown_argument_is_not_shown(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]

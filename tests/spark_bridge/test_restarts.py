@@ -8,6 +8,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
+import structlog.testing
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from protocol.restart import NO_RESTART, FixedDelay
@@ -111,9 +112,35 @@ async def test_a_failed_run_is_started_again_until_it_is_given_up() -> None:
     await restarter.begin()
     runs.failed += 1
     error = RuntimeError("job aborted\n  a long trace")
-    with pytest.raises(RestartsExhausted, match=r"again after 2 restarts.*RuntimeError: job aborted$") as raised:
+    with pytest.raises(RestartsExhausted, match=r"again after 2 restarts.*RuntimeError: job aborted\. It") as raised:
         await restarter.failed(error)
     assert raised.value.__cause__ is error
+
+
+async def given_up(*texts: str) -> str:
+    """The text of the error after these failures, one of each start."""
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay(restarts_max=len(texts) - 1))
+    for text in texts:
+        await restarter.begin()
+        runs.failed += 1
+        try:
+            await restarter.failed(RuntimeError(text))
+        except RestartsExhausted as error:
+            return str(error)
+    raise AssertionError("a restart is allowed after the last one")
+
+
+async def test_failures_that_repeat_are_said_to_at_the_first_repetition_and_at_the_end() -> None:
+    with structlog.testing.capture_logs() as logs:
+        said = await given_up(
+            "lost", "task 7 divides by zero", *["task 9 divides by zero"] * 2, "task 12 divides by zero"
+        )
+    assert [line["error"] for line in logs if "hint" in line] == ["RuntimeError: task 9 divides by zero"]
+    assert "It failed 4 times in the same way" in said
+    assert said.endswith("with run(..., restart=NO_RESTART)")
+    assert (await given_up("one", "the other")).endswith("RuntimeError: the other")
+    assert (await given_up("the only one")).endswith("RuntimeError: the only one")
 
 
 async def test_a_fenced_application_is_not_restarted() -> None:

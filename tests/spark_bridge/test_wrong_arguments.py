@@ -39,6 +39,7 @@ from headgate import (
     SidecarLimits,
     SidecarRuntime,
     StorageDetails,
+    SubtaskContext,
     Watching,
     chain,
 )
@@ -246,7 +247,7 @@ def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(settings: A
 
 @pytest.mark.parametrize("name", ["checkpoint", "mode", "parallelism", "restore"])
 def test_an_argument_of_coordinate_is_refused_in_the_settings_with_its_place(name: str) -> None:
-    with pytest.raises(TypeError, match=rf"{name} is now an argument of coordinate\(\), {name}=\.\.\.$"):
+    with pytest.raises(TypeError, match=rf"{name} is an argument of coordinate\(\), {name}=\.\.\.$"):
         cast("Any", SidecarConfig)(**{name: 1})
 
 
@@ -332,7 +333,7 @@ FORMER = {
 
 @pytest.mark.parametrize("name", FORMER)
 def test_a_former_argument_of_the_settings_is_refused_with_its_place_in_a_group(name: str) -> None:
-    place = re.escape(f"{name} is now {FORMER[name]}")
+    place = re.escape(f"{name} is {FORMER[name]}")
     for make in (SidecarConfig, partial(replace, SidecarConfig())):
         with pytest.raises(TypeError, match=rf"^SidecarConfig\(\) takes {name} in another place: {place}$"):
             cast("Any", make)(**{name: "a-secret-text"})
@@ -341,7 +342,7 @@ def test_a_former_argument_of_the_settings_is_refused_with_its_place_in_a_group(
 def test_one_error_names_the_places_of_all_former_arguments() -> None:
     with pytest.raises(TypeError, match=f"takes {', '.join(FORMER)} in another place: ") as refused:
         cast("Any", SidecarConfig)(**dict.fromkeys(FORMER), port=1)
-    assert all(f"{name} is now {place}" in str(refused.value) for name, place in FORMER.items())
+    assert all(f"{name} is {place}" in str(refused.value) for name, place in FORMER.items())
 
 
 def test_every_field_of_a_group_is_refused_outside_of_it() -> None:
@@ -352,7 +353,7 @@ def test_every_field_of_a_group_is_refused_outside_of_it() -> None:
         for one in fields(kind):
             assert one.name not in flat
             if one.name != "options":
-                with pytest.raises(TypeError, match=rf"is now {group}={kind.__name__}\({one.name}=\.\.\.\)$"):
+                with pytest.raises(TypeError, match=rf"is {group}={kind.__name__}\({one.name}=\.\.\.\)$"):
                     cast("Any", SidecarConfig)(**{one.name: None})
 
 
@@ -423,6 +424,136 @@ def handle_of(operator_id: str, spark: object = None) -> OperatorHandle:
 def test_run_takes_only_records_of_the_program(data: Any) -> None:
     with pytest.raises(TypeError, match="data must be records of this program, such as a list; over an RDD"):
         handle_of("op", spark="a session").run(sorted, data)
+
+
+class Squares(SubtaskOperator):
+    def __init__(self, factor: int, *, name: str) -> None: ...
+
+
+class Called:
+    def __call__(self, records: Any, context: Any) -> None: ...
+
+
+def turned(records: Any, context: Any) -> None: ...
+
+
+def annotated(rows: Any, told_to: SubtaskContext) -> None: ...
+
+
+def of_three(context: Any, records: Any, factor: int) -> None: ...
+
+
+def without_factor(records: Any, factor: int) -> None: ...
+
+
+def named(records: Any, *, factor: int) -> None: ...
+
+
+def of_the_context(context: Any) -> None: ...
+
+
+def of_nothing() -> None:
+    print("works")
+
+
+def yields_of_nothing(records: Any = ()) -> Any:
+    yield from records
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            Squares,
+            r"Squares\(factor, name\) .* 'factor'.* subtask\(Squares, ...\) or functools.partial\(Squares, ...\)",
+        ),
+        (partial(Squares, 2), r"Squares\(name\) cannot be called in a task: missing a required .*'name'"),
+        (turned, r"would get the context as 'records'.*: write turned\(context, records\)"),
+        (annotated, r"write annotated\(told_to, rows\)"),
+        (Called(), r"write Called\(context, records\)"),
+        (lambda records, context: None, r"write .*<lambda>\(context, records\)"),
+        (
+            of_three,
+            r"missing a required argument: 'factor'. A function for tasks takes \(records\) or \(context, records\)",
+        ),
+        (named, r"missing a required argument: 'factor'.* functools.partial\(named, ...\)"),
+        (without_factor, r"because 'factor' is missing: pass it along"),
+        (of_the_context, r"would get only the records: write of_the_context\(context, records\)"),
+        (of_nothing, r"write of_nothing\(records\), or of_nothing\(context, records\)"),
+        (yields_of_nothing, r"no required argument that takes the records, and returns no SubtaskOperator"),
+        (lambda: 3, "returns no SubtaskOperator"),
+    ],
+    ids=[
+        "class",
+        "partial-class",
+        "turned",
+        "annotated",
+        "callable-object",
+        "lambda",
+        "three",
+        "named",
+        "without-factor",
+        "only-context",
+        "nothing",
+        "yields",
+        "constant",
+    ],
+)
+async def test_what_no_task_can_call_is_refused_before_any_task(given: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        handle_of("op").subtask(given)
+    with pytest.raises(TypeError, match=says):
+        handle_of("op", spark="a session").run(given)
+    with pytest.raises(TypeError, match=says):
+        chain(only=given)
+    async with running_operator(parallelism=1) as world:
+        with pytest.raises(TypeError, match=says):
+            await world.launch_operator(0, given, [])
+
+
+def makes(factor: int = 2) -> SubtaskOperator | None:
+    return Squares(factor, name="made") if factor else None
+
+
+@pytest.mark.parametrize(
+    ("given", "args"),
+    [
+        (Squares, (2,)),
+        (makes, ()),
+        (makes, (3,)),
+        (lambda context, records: None, ()),
+        (lambda first, second: None, ()),
+        (without_factor, (2,)),
+        (of_three, (2,)),
+        (partial(named, factor=2), ()),
+        (sum, ()),
+        (Called().__call__, (1,)),
+    ],
+    ids=[
+        "class",
+        "factory",
+        "factory-with-arguments",
+        "function",
+        "other-names",
+        "given",
+        "three",
+        "named",
+        "builtin",
+        "method",
+    ],
+)
+def test_what_a_task_can_call_is_taken(given: Any, args: tuple[Any, ...]) -> None:
+    handle_of("op").subtask(given, *args, **({"name": "made"} if given is Squares else {}))
+
+
+@pytest.mark.parametrize("name", ["request", "send_event", "broadcast"])
+def test_a_method_that_a_handle_does_not_have_names_the_one_to_use(name: str) -> None:
+    with pytest.raises(
+        AttributeError, match=rf"'OperatorHandle' object has no attribute '{name}'\. .*sidecar\.request"
+    ):
+        getattr(handle_of("op"), name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
+        getattr(handle_of("op"), "nonsense")  # noqa: B009 - mypy knows that there is none
 
 
 def test_tasks_of_one_operator_are_not_run_by_another_one_and_have_no_subtasks() -> None:

@@ -346,7 +346,7 @@ class CacheInTask(PartInTask):
 
         What ``make`` raises is raised here, and nowhere else: one of those that wait calls its own ``make``.
         """
-        refuse_on_loop("cache.get", "cache.get_async")
+        refuse_on_loop("cache.get()", "await cache.get_async(...)")
         value: T = self._part().get(key, make, timeout_s)
         return value
 

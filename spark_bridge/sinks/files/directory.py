@@ -73,7 +73,13 @@ class SinkDirectory:
 
     def prepare(self) -> None:
         """Create the directories. Raises ``OSError`` if that is not allowed, or if there is a file of that name."""
-        self._filesystem.makedirs(self._staging, exist_ok=True)
+        try:
+            self._filesystem.makedirs(self._staging, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise NotADirectoryError(
+                f"a sink needs a directory, but {self.address}, or what is above it, is a file: name another path, or "
+                "move the file away"
+            ) from error
         self._made = True
 
     # --- parts being written ------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ __all__ = ["AsyncOperator", "Concurrently", "Failed", "concurrently"]
 class AsyncOperator:
     """An async stage with more than a function: pass the class, or what makes one, to ``concurrently``.
 
-    All methods run on one event loop in each task, which has a separate thread, so fields need no locks between two awaits.
+    All methods run on one event loop in each task, which has a separate thread, so fields need no locks between awaits.
     ``start`` comes first, then ``process_record`` for up to ``limit`` records at a time, then ``stop``, also if a call
     failed; a task that is killed stops nothing. It has no state in checkpoints: these have the records in flight.
     """

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 
 from actors.coordination import OperatorCoordinator
 from actors.coordination.engine.inputs import ActionId, BatchInput, CheckpointLabels, InputPosition, UnnamedInput
-from headgate import CheckpointConfig
+from headgate import CheckpointConfig, chain
 from headgate.errors import InputRefused
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
+from spark_bridge.primitives.chain import Chain
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.operator import FunctionOperator, SubtaskOperator
 from tests.actors.coordination import operator_world
@@ -137,6 +139,126 @@ class Recognises(Positions):
     """Its state does not count Spark's records."""
 
     counts_records = False
+
+
+class Unasking(Positions):
+    """Skips as many records as its state counts, whosever records they were: the mistake of a new user."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self.seen = int(state) if state else 0
+
+
+class Seen(Unasking):
+    """Skips what it has seen, wherever it comes: its state says so."""
+
+    counts_records = False
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for record in records:
+            yield record
+            self.seen += 1
+
+
+class Later(Unasking):
+    """Asks in ``process``, after it has taken a record, and only if there is something to skip."""
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for number, record in enumerate(records):
+            if number < self.seen and self.context.input_begins_again:
+                continue
+            yield record
+
+
+def restored(context: SubtaskContext, state: bytes | None) -> int:
+    return int(state) if state and context.input_begins_again else 0
+
+
+class Elsewhere(Positions):
+    """Asks outside of its class."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.seen = restored(context, state)
+
+
+class Unrestored(Positions):
+    """Keeps a state that it never restores."""
+
+    seen = 0
+    open = SubtaskOperator.open
+
+
+class Started(Positions):
+    """A stage whose outputs begin with the first record again."""
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        return records
+
+
+class Total(Unasking):
+    """Counts, over all inputs, what a source before it yields, and skips nothing."""
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for record in records:
+            self.seen += 1
+            yield record
+
+
+class Source(Started):
+    goes_on_after_restore = True
+    counts_records = False
+
+
+@pytest.mark.parametrize(
+    ("operator", "refused"),
+    [
+        (Unasking, True),
+        (chain(first=Started, then=Unasking), True),
+        (Positions, False),
+        (Later, False),
+        (Elsewhere, False),
+        (Seen, False),
+        (Unrestored, False),
+        (chain(first=Source, then=Total), False),
+    ],
+    ids=["unasking", "stage", "asking", "later", "elsewhere", "seen", "unrestored", "after-a-source"],
+)
+async def test_an_operator_that_may_skip_records_of_another_input_must_ask_whose_its_state_counts(
+    operator: Any, refused: bool
+) -> None:  # H174
+    stages = operator if isinstance(operator, Chain) else Resets()
+    made_of = None if stages is operator else operator
+    async with running_operator(stages, **STREAMING) as world:
+        world.input_id = "monday"
+        task = await world.launch_operator(0, made_of)
+        task.feed(1, 2, 3)
+        await world.settle()
+        await world.checkpoint()
+        await world.kill(task)
+        task = await world.launch_operator(0, made_of, [1, 2, 3, 4])
+        await world.advance(1.0)
+        assert task.outcome == "success", "the same input, for which a count is right"
+    async with running_operator(stages, **STREAMING, restored=world.checkpoints[-1]) as world:
+        world.input_id = "tuesday"
+        task = await world.launch_operator(0, made_of, [])
+        await world.advance(1.0)
+        assert task.outcome == "success", "no record can be lost"
+    async with running_operator(stages, **STREAMING, restored=world.checkpoints[-1]) as world:
+        world.input_id = "wednesday"
+        task = await world.launch_operator(0, made_of, [5, 6, 7])
+        await world.advance(1.0)
+        if not refused:
+            assert (task.outcome, task.outputs) == ("success", [5, 6, 7])
+            return
+        assert isinstance(task.error, InputRefused)
+        assert task.outputs == []
+        for said in (
+            "operator 'operator'",
+            "Unasking.open()",
+            "if state and context.input_begins_again else 0",
+            "counts_records = False",
+        ):
+            assert said in str(task.error)
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
@@ -396,3 +518,32 @@ def _cover(world: World, records: list[int], outputs: list[int]) -> None:
     (state,) = world.checkpoints[-1].subtask_states[0].states
     before = [one for one in outputs if one not in records]
     outputs[:] = [*before, *records[: int(state.state)]]
+
+
+class Other(SubtaskOperator):
+    """Has a state that the operator before it cannot read."""
+
+    counts_records = False
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.names = json.loads(state) if state else []
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        self.names += [*records]
+        yield from self.names
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return json.dumps(self.names).encode()
+
+
+async def test_a_state_that_open_cannot_read_is_named_with_its_checkpoint_and_the_way_out() -> None:
+    async with running_operator(Resets(), **STREAMING) as world:
+        task = await world.launch_operator(0, Other, ["monday"])
+        await world.advance(1.0)
+        assert task.outcome == "success"
+    async with running_operator(Resets(), **STREAMING, restored=world.checkpoints[-1], restored_input="same") as world:
+        task = await world.launch_operator(0, Positions, ["monday"])
+        assert isinstance(task.error, ValueError)
+        (note,) = task.error.__notes__
+        assert "Positions.open() was given a state of checkpoint" in note
+        assert 'coordinate(..., restore="none")' in note

@@ -512,7 +512,9 @@ async def test_a_stage_that_is_new_begins_without_a_state_and_one_that_is_gone_i
         assert stage.restored is None
     assert ("new", "reset_to_checkpoint", 1, None) in story
     with pytest.raises(LocalProtocolError, match="a state of 'sink', 'source', 'transform'"):
-        async with running_operator(chain(other=Stage), parallelism=1, mode="streaming", restored=restored):
+        async with running_operator(
+            chain(other=partial(Stage, "z")), parallelism=1, mode="streaming", restored=restored
+        ):
             pass
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from protocol.barrier_tracker import (
     RefuseCheckpoint,
     SubtaskResetToCheckpoint,
 )
+from protocol.describing import type_name
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
 from spark_bridge.observability.displays import Displays
@@ -101,7 +103,8 @@ class Posted(EventLog):
     """Keeps what would go to the JVM; ``problem`` is raised instead, like Py4J would."""
 
     def __init__(self, problem: Exception | None = None) -> None:
-        super().__init__(None)
+        java_context = SimpleNamespace(isStopped=lambda: isinstance(problem, AttributeError))
+        super().__init__(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: java_context)))
         self.batches: list[list[dict[str, Any]]] = []
         self.problem = problem
 
@@ -143,15 +146,22 @@ async def test_a_flood_of_notes_is_bounded_and_says_how_many_are_left_out() -> N
     assert after == [{"at": 500}]
 
 
-async def test_a_jvm_that_refuses_ends_the_notes_and_nothing_else_and_is_counted() -> None:  # H155
-    posted, displays = Posted(Py4JError("no")), Displays()
+@pytest.mark.parametrize(
+    ("problem", "failures"),
+    [(Py4JError("no"), {"event-log": 1}), (AttributeError("Spark has stopped"), {})],
+    ids=type_name,
+)
+async def test_a_jvm_that_refuses_ends_the_notes_and_nothing_else_and_is_counted_unless_it_ends_itself(
+    problem: Exception, failures: dict[str, int]
+) -> None:  # H155
+    posted, displays = Posted(problem), Displays()
     async with deterministic_system(seed=1) as kit:
         ref = displays.spawn(kit.system, lambda: EventLogActor(posted), "event-log")
         for _ in range(3):
             ref.tell(Note({"at": 1}))
             await kit.advance(2.0)
     assert len(posted.batches) == 1
-    assert displays.failures() == {"event-log": 1}
+    assert displays.failures() == failures
 
 
 async def test_it_hears_of_everything_through_the_journal_until_it_is_ended() -> None:

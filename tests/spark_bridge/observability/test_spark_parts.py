@@ -42,8 +42,10 @@ class Jvm:
         self.pages: list[Any] = []
         self.asked_ms_ago = -1
         self.fails: dict[str, Exception] = {}
+        self.stopped = False
         ui = SimpleNamespace(isEmpty=lambda: not has_ui)
-        self.context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(ui=lambda: ui)))
+        java_context = SimpleNamespace(ui=lambda: ui, isStopped=lambda: self.stopped)
+        self.context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: java_context))
         for module in (spark_metrics, spark_ui):
             monkeypatch.setattr(module, "new_compiled_object", lambda context, name, source: self.made(source))
 
@@ -156,6 +158,36 @@ async def test_gauges_that_cannot_be_opened_are_counted_and_not_tried_again(
     [line] = logs
     assert line["event"] == "display failed, jobs not affected"
     assert line["error"] == "SidecarError: Spark cannot register the gauges: Py4JError('no')"
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+async def test_gauges_and_the_tab_end_with_spark_and_nobody_reads_of_it(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H155
+    jvm = Jvm(monkeypatch)
+    displays = Displays()
+
+    def stop() -> None:
+        jvm.stopped = True
+        jvm.asked_ms_ago = 0
+        jvm.fails = dict.fromkeys(["made", "open", "publish", "put"], Py4JError("no"))
+        if when != "during":
+            jvm.context._jsc = None  # as PySpark leaves it
+
+    if when != "after":
+        stop()
+    with structlog.testing.capture_logs() as logs:
+        async with deterministic_system() as kit:
+            displays.spawn(kit.system, lambda: SparkTabActor(SparkTab(jvm.context), take), "spark-ui-tab")
+            displays.spawn(kit.system, lambda: SparkGaugesActor(SparkGauges(jvm.context), take), "spark-metrics")
+            await kit.advance(PUBLISH_EVERY_S + 0.1)
+            stop()
+            await kit.advance(PUBLISH_EVERY_S)
+            calls = len(jvm.story)
+            await kit.advance(2 * PUBLISH_EVERY_S)
+    assert len(jvm.story) == calls, "neither is tried again"
+    assert displays.failures() == {}
+    assert [line["event"] for line in logs] == (["Spark UI tab opened"] if when == "after" else [])
 
 
 async def test_gauges_are_removed_once_and_not_published_again(monkeypatch: pytest.MonkeyPatch) -> None:

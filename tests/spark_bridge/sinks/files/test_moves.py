@@ -378,3 +378,12 @@ def test_a_filesystem_on_which_readers_could_see_half_a_file_is_refused() -> Non
         SinkDirectory("dir::copying://out", "out")
     SinkDirectory("renaming://out", "out")
     assert move_on(MemoryFileSystem()) == MemoryFileSystem().mv
+
+
+@pytest.mark.parametrize("path", ["taken", "taken/below"])
+def test_a_file_in_place_of_the_directory_is_named(path: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(
+        NotADirectoryError, match=rf"but file://.*/{path}, or what is above it, is a file: name another"
+    ):
+        SinkDirectory(str(tmp_path / path), "out").prepare()
