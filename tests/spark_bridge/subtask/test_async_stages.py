@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import pytest
