@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from anyio._core._eventloop import get_async_backend
 
-from actors.clock import Scheduled
+from actors.clock import Clock, Scheduled
 from protocol.arguments import WAIT, checked
 from protocol.describing import name_of, type_name
 
@@ -116,7 +116,7 @@ class VirtualLoop:
     itself: whenever nothing else moves, the next timer fires. So sleeps and timeouts never delay the end.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: VirtualClock) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock
         self._timers: set[_Timer] = set()
@@ -179,7 +179,7 @@ class VirtualLoop:
 
     def _fire(self, timer: _Timer) -> None:
         self._timers.discard(timer)
-        if not timer.cancelled():
+        if not timer.cancelled() and not self._loop.is_closed():
             self._loop.call_soon(timer.run, context=timer.context)
 
     def _pump_soon(self) -> None:

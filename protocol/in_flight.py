@@ -47,12 +47,13 @@ Input = TypeVar("Input")
 class Flight(Generic[Input]):
     """One input on its way. ``input``: what a checkpoint holds of it. ``result``: what has landed; None before."""
 
-    __slots__ = ("input", "number", "result")
+    __slots__ = ("begun", "input", "number", "result")
 
     def __init__(self, number: int, input: Input, result: Any = None) -> None:
         self.number = number
         self.input = input
         self.result = result
+        self.begun = False
 
     def __repr__(self) -> str:
         return f"Flight({self.number}, {self.input!r}, {self.result!r})"
@@ -115,16 +116,19 @@ class InFlight(Generic[Input]):
         """The flights that begin now, as many as the limit allows, in the order of their inputs."""
         begun = []
         while self._waiting and self._aloft < self._limit:
-            begun.append(self._waiting.popleft())
+            flight = self._waiting.popleft()
+            flight.begun = True
+            begun.append(flight)
             self._aloft += 1
         return begun
 
     def land(self, flight: Flight[Input], result: Any) -> None:
         """A flight that has begun has its result, which is not None.
 
-        Raises ``LocalProtocolError`` if it has one already, or is unknown.
+        Raises ``LocalProtocolError`` if it has one already, has not begun, or is unknown.
         """
-        if self._flights.get(flight.number) is not flight or flight.result is not None or result is None:
+        known = flight.begun and self._flights.get(flight.number) is flight
+        if not known or flight.result is not None or result is None:
             raise LocalProtocolError(f"{flight!r} cannot land with {result!r}")
         flight.result = result
         self._aloft -= 1

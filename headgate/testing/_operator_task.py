@@ -14,10 +14,13 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import inf
+from random import Random
 from typing import Any, NoReturn
 
 from actors.clock import Clock
+from headgate.testing._stepped_loop import SteppedTaskLoop
 from headgate.testing._task import MemoryConnection, Task
 from protocol.arguments import ANY, checked
 from protocol.describing import describe
@@ -26,6 +29,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.parts import OWN_PART, PartTable
 from protocol.subtask.types import (
     BarrierArrived,
+    EndAttempt,
     EventSubmitted,
     MailboxEvent,
     MailboxItem,
@@ -35,10 +39,11 @@ from protocol.subtask.types import (
     RequestSubmitted,
     SnapshotRefused,
     SnapshotTaken,
+    SubtaskEffect,
     SubtaskInput,
 )
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
-from protocol.wire.messages import Registered, RestoreMode
+from protocol.wire.messages import Downward, Registered, RestoreMode
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, AwaitedRequest, ChannelStatistics
 from spark_bridge.subtask.errors import NO_ANSWER, RegistrationFailed, TimedOut, for_unknown_reasons, request_failure
@@ -64,6 +69,10 @@ class OperatorTask(Task):
     Times of the operator's context, such as ``request(..., timeout_s=5.0)``, are virtual; ``time.sleep`` is not. A kill
     raises ``ProcessKilled`` where the operator waits, so that its thread ends. After that, nothing that it does has an
     effect outside the task. The context must be used on the task's own thread.
+
+    The coroutines of an async stage run in virtual time as well: ``asyncio.sleep``, time-outs and anyio follow the
+    world's clock. They go on one step at a time wherever the operator waits or looks for news, in an order that the
+    world's ``seed`` decides. A kill cancels them.
     """
 
     def __init__(
@@ -77,8 +86,12 @@ class OperatorTask(Task):
         mode: RestoreMode,
         parts: Mapping[str, Callable[[], SubtaskOperator]],
         stages: Sequence[str],
+        dice: Random,
     ) -> None:
         super().__init__(attempt, connection, clock)
+        self.dice = dice
+        self.loops: list[SteppedTaskLoop] = []  # those of async stages
+        self._stepping = False
         self._make_parts, self._stages = parts, stages
         self._parts: OperatorParts
         self.opens_immediately = False
@@ -185,7 +198,7 @@ class OperatorTask(Task):
     def _pause(self, wants: Callable[[], bool], deadline: float) -> None:
         if self._killed:
             raise ProcessKilled
-        self._wants, self._deadline = wants, deadline
+        self._wants, self._deadline = lambda: wants() or bool(self._steppable), deadline
         timer = None if deadline == inf else self._clock.call_later(deadline - self._clock.now(), lambda: None)
         self._loops_turn.release()
         self._operators_turn.acquire()
@@ -193,6 +206,17 @@ class OperatorTask(Task):
             timer.cancel()
         if self._killed:
             raise ProcessKilled
+        if (loops := self._steppable) and (not wants() or self.dice.random() < 0.5):
+            self._stepping = True
+            try:
+                self.dice.choice(loops).step()
+            finally:
+                self._stepping = False
+
+    @property
+    def _steppable(self) -> list[SteppedTaskLoop]:
+        """Those in which something is ready; none inside of a step, which may wait in a call that it should not use."""
+        return [] if self._stepping else [loop for loop in self.loops if loop.loop.has_ready]
 
     def _run(self) -> None:
         self._operators_turn.acquire()
@@ -234,6 +258,16 @@ class OperatorTask(Task):
 
     # --- what the machine says ------------------------------------------------------------------------------------
 
+    def _take(self, message: Downward) -> None:
+        super()._take(message)
+        if self.loops:
+            self._channel.send_awaited()
+
+    def _carry_out(self, effect: SubtaskEffect) -> None:
+        super()._carry_out(effect)
+        if isinstance(effect, EndAttempt) and self.loops:
+            self._channel.end_awaited()
+
     def _put(self, item: MailboxItem) -> None:
         self._channel.put(item)
 
@@ -261,7 +295,7 @@ class _Channel:
         self.mailbox = OperatorMailbox(sys.maxsize, sys.maxsize)
         self.statistics = ChannelStatistics()
         self.at_barrier: Callable[[bool], bool] = lambda may_decline: may_decline
-        self.stepped_loop: Callable[[TaskChannel], Any] | None = None
+        self.stepped_loop: Callable[[TaskChannel], Any] | None = partial(SteppedTaskLoop, task=task, dice=task.dice)
         self._task = task
         self._endpoint = endpoint
         self._thread = threading.get_ident()
@@ -406,15 +440,16 @@ class _Channel:
     def ask_soon(self, requests: Sequence[AwaitedRequest]) -> None:
         self.check()
         self._unsent += requests
-        self._send_awaited()
+        self.send_awaited()
 
-    def _send_awaited(self) -> None:
+    def send_awaited(self) -> None:
+        """Those that have capacity leave. Called also when something has come, which may have made some."""
         unsent, self._unsent = self._unsent, []
         for request in unsent:
             self._requests += 1
             self._awaited[self._requests] = request
             try:
-                self._submit(RequestSubmitted(self._requests, request.payload, request.part))
+                self._task._drive(RequestSubmitted(self._requests, request.payload, request.part))
             except GatewayFull:
                 del self._awaited[self._requests]
                 self._unsent.append(request)
@@ -425,10 +460,13 @@ class _Channel:
         if request in self._unsent:
             self._unsent.remove(request)
         elif self._awaited.pop(request.request_id, None) is not None and self.over is None:
-            self._submit(RequestAbandoned(request.request_id))
+            self._task._drive(RequestAbandoned(request.request_id))
 
     def at_end(self, call: Callable[[], None]) -> None:
-        self._at_end.append(call)
+        if self.over is None:
+            self._at_end.append(call)
+        else:
+            call()
 
     def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
         self._submit(BarrierArrived(checkpoint_id, events_before))
@@ -498,8 +536,6 @@ class _Channel:
         return bool(self.mailbox)
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        if self._unsent:
-            self._send_awaited()
         self._task.wait(lambda: self.has_news or ready())
         self.check()
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from random import Random
 from typing import Any, Literal, TypeVar, cast, overload
 
 from actors import Actor, ActorContext, ActorRef, Reply
@@ -110,6 +111,7 @@ class World:
         attempts_max: int,
         uses: Collection[Primitive],
         beside: World | None = None,
+        seed: int = 0,
     ) -> None:
         self.kit = kit
         """The deterministic actor system of this world, with its ``trace`` of all steps."""
@@ -144,6 +146,7 @@ class World:
         """The exception that the storage raises when a checkpoint needs an id; None if it has one."""
         self.statistics = OperatorStatistics(config.operator_id)
         self._config = config
+        self._seed: int = seed if beside is None else beside._seed
         self._attempts_max = attempts_max
         self._next_id = 1 if config.restored is None else config.restored.checkpoint_id + 1
         self._written: list[CompletedCheckpoint] = []
@@ -279,7 +282,10 @@ class World:
         def make(attempt: ExecutionAttempt, line: MemoryConnection) -> OperatorTask:
             mode = self._config.mode
             parallelism, parts = self.parallelism, self._composed.task_parts
-            return OperatorTask(attempt, line, self.kit.clock, operator, records, parallelism, mode, parts, stages)
+            dice = Random(f"{self._seed} {attempt}")
+            return OperatorTask(
+                attempt, line, self.kit.clock, operator, records, parallelism, mode, parts, stages, dice
+            )
 
         task = self._started(subtask, make)
         await self.settle()
@@ -762,7 +768,7 @@ async def running_operator(
         beside._check_joins(operator_id, seed, schedule)
         application = nullcontext(beside.kit)
     async with application as kit:
-        world = World(kit, coordinator, config, attempts_max, uses, beside)
+        world = World(kit, coordinator, config, attempts_max, uses, beside, seed)
         try:
             await world._start()
             yield world

@@ -112,6 +112,11 @@ def chain(
     sinks: dict[str, Callable[[], SubtaskOperator]] = {}
     for name, stage in stages.items():
         coordinators[name], operator = _halves(checked_name(name), stage)
+        if isinstance(operator, Concurrently) and operator.rows:
+            raise ValueError(
+                f"stage {name!r} has rows=True, which is for Spark's batches: in a chain a checkpoint could cut a "
+                "batch, so let a plain function before the stage yield its rows"
+            )
         if isinstance(operator, Concurrently) and isinstance(operator.on_error, TwoPhaseSink):
             beside = f"{name}.failures"
             coordinators[beside], write = _halves_of_sink(operator.on_error)

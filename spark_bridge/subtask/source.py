@@ -228,9 +228,9 @@ class SplitReader(SubtaskOperator[list[Any], list[Any]]):
         if self._reports_backlog:
             self._report_backlog()
         if idle:
-            if self.context._gives_pauses:
-                yield PAUSE
             self.context.wait_for_event(timeout_s=self.idle_wait_s)
+            if self.context._gives_pauses:  # after the wait: events that come now begin the next turn
+                yield PAUSE
 
     def _pace(self, limit_per_s: float, weight: float) -> None:
         """Wait until this task's share of the rate allows the next output. An unused share is lost."""

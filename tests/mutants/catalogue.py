@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from tests.mutants.actors import ACTORS
+from tests.mutants.async_stages import ASYNC_STAGES
 from tests.mutants.attempts import ATTEMPTS
 from tests.mutants.bookkeeping import BOOKKEEPING
 from tests.mutants.calls import CALLS
@@ -49,5 +50,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *POSITIONS,
     *BOOKKEEPING,
     *VALUES,
+    *ASYNC_STAGES,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

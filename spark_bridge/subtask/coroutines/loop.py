@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from spark_bridge.subtask.parts import parts_here
@@ -46,16 +45,20 @@ class TaskLoop:
     As soon as the attempt is over, all coroutines are cancelled, even if the task's thread is away.
     """
 
-    def __init__(self, channel: TaskChannel) -> None:
+    def __init__(self, channel: TaskChannel, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._channel = channel
         self._submitted: deque[Callable[[], object]] = deque()
         self._woken = False
         self._nudging = False
         self._parts = parts_here()
-        self.loop = _new_loop()
-        self._thread = threading.Thread(target=self._run, name=f"headgate-loop-{channel.key[0]}", daemon=True)
-        self._thread.start()
+        self.loop = loop or _new_loop()
+        self._begin()
         channel.at_end(self._cancel_soon)
+
+    def _begin(self) -> None:
+        name = f"headgate-loop-{self._channel.key[0]}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, call: Callable[[], object]) -> None:
         """Have ``call`` called on the loop, after those that were submitted before. Never waits."""
@@ -65,8 +68,8 @@ class TaskLoop:
             self.loop.call_soon_threadsafe(self._call_submitted)
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run ``coroutine`` as a task with its own copy of the context variables. For the loop's thread."""
-        self.loop.create_task(coroutine, context=copy_context())
+        """Run ``coroutine`` as a task, which has its own copy of the context variables. For the loop's thread."""
+        self.loop.create_task(coroutine)
 
     def run(self, make: Callable[[], Awaitable[T]]) -> T:
         """Await on the loop what ``make`` returns. Raises ``AttemptOver`` if the attempt ends meanwhile."""
@@ -121,8 +124,11 @@ class TaskLoop:
             task.cancel()
         if left:
             _, still = self.loop.run_until_complete(asyncio.wait(left, timeout=END_S))
-            for task in still:
-                _log.error("task %s: a coroutine did not end when it was cancelled: %r", self._channel.key[0], task)
+            self._name_those_left(still)
+
+    def _name_those_left(self, still: set[asyncio.Task[Any]]) -> None:
+        for task in still:
+            _log.error("task %s: a coroutine did not end when it was cancelled: %r", self._channel.key[0], task)
 
     def _call_submitted(self) -> None:
         self._woken = False

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -38,14 +39,25 @@ class Rows:
                     f"rows=True is for the batches of mapInArrow and mapInPandas, not for {show(batch)}: leave it out"
                 )
 
-    def together(self, results: Iterator[Any]) -> Iterator[Any]:
-        """Yield the results, which are dicts, in batches."""
-        while rows := list(islice(results, BATCH_ROWS)):
-            for row in rows:
-                if not isinstance(row, dict):
-                    raise TypeError(f"with rows=True a result is a dict of columns, not {show(row)}")
-            assert self._kind is not None, "a result without a batch"
-            if hasattr(self._kind, "from_pylist"):
-                yield self._kind.from_pylist(rows, schema=self._schema)
-            else:
-                yield self._kind(rows)
+    def together(self, results: Generator[Any, None, None], gathered: list[Any]) -> Iterator[Any]:
+        """Yield the results, which are dicts, in batches. ``gathered`` has those of the next batch meanwhile."""
+        with closing(results):
+            while True:
+                for row in islice(results, BATCH_ROWS):
+                    if not isinstance(row, dict):
+                        raise TypeError(f"with rows=True a result is a dict of columns, not {show(row)}")
+                    gathered.append(row)
+                if not gathered:
+                    return
+                rows = gathered[:]
+                gathered.clear()
+                yield self._batch(rows)
+
+    def _batch(self, rows: list[Any]) -> Any:
+        kind: Any = self._kind
+        if kind is None:  # restored results leave before the first batch comes
+            from importlib import import_module
+
+            is_arrow = self._schema is not None
+            kind = import_module("pyarrow").RecordBatch if is_arrow else import_module("pandas").DataFrame
+        return kind.from_pylist(rows, schema=self._schema) if hasattr(kind, "from_pylist") else kind(rows)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Generator, Iterable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import islice
@@ -87,6 +87,7 @@ class AsyncStage(SubtaskOperator):
         self._keeps = False  # whether checkpoints hold what is in flight
         self._started = False
         self._leaving: _Result | None = None  # one that is being given out
+        self._gathered: list[Any] = []  # values that have left, and are not yet together in a batch
         self._loop: TaskLoop | None = None
         self._context: SubtaskContext[Any]
         if not isinstance(self._operator, AsyncOperator):
@@ -136,9 +137,9 @@ class AsyncStage(SubtaskOperator):
         if not self._settings.rows:
             return self._results(records)
         rows = Rows(self._settings.schema)
-        return rows.together(self._results(rows.of(records)))
+        return rows.together(self._results(rows.of(records)), self._gathered)
 
-    def _results(self, records: Iterator[Any]) -> Iterator[Any]:
+    def _results(self, records: Iterator[Any]) -> Generator[Any, None, None]:
         loop, flights = self._loop, self._flights
         assert loop is not None
         failures = current_part("sink", self._settings.failures_to) if self._settings.failures_to else None
@@ -213,7 +214,13 @@ class AsyncStage(SubtaskOperator):
     # --- coroutines, on the loop ----------------------------------------------------------------------------------
 
     async def _fly(self, flight: Flight[_Record]) -> None:
-        result = await self._result_of(flight.input)
+        try:
+            result = await self._result_of(flight.input)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise  # by the end of the attempt, or of the task
+            result = _Result(NO_OUTPUT, [], error)  # whatever on_error says: an exit ends the task, and so does a
+            # function of the program that fails while it looks at a failure
         self._landed.append((flight, result))
         assert self._loop is not None
         self._loop.nudge_soon()
@@ -231,10 +238,6 @@ class AsyncStage(SubtaskOperator):
                 if pause_s is None:
                     return self._failed(input.record, error, tries)
                 await asyncio.sleep(pause_s)
-            except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                    raise  # by the end of the attempt, or of the task
-                return _Result(NO_OUTPUT, [], error)  # whatever on_error says: an exit ends the task
             else:
                 return _Result(value, context.effects)
 
@@ -253,7 +256,7 @@ class AsyncStage(SubtaskOperator):
 
     def _failed(self, record: Any, error: Exception, tries: int) -> _Result:
         if self._settings.on_error == "raise":
-            if isinstance(error, TimeoutError) and not str(error):
+            if isinstance(error, TimeoutError) and not str(error) and self._settings.timeout_s is not None:
                 error = TimeoutError(f"no result within {self._settings.timeout_s:g} s, {tries} times")
             error.add_note(f"in {self._settings.name}, for the record {show(record)}")
             return _Result(NO_OUTPUT, [], error)
@@ -272,7 +275,10 @@ class AsyncStage(SubtaskOperator):
         if not self._keeps:
             return b""
         self._know_landed()
-        leaving = [] if self._leaving is None else [[b"", self._leaving.as_value()]]
+        results = [_Result(value, []) for value in self._gathered]
+        if self._leaving is not None:
+            results.append(self._leaving)
+        leaving = [[b"", result.as_value()] for result in results]
         flights = [[one.encoded, result and result.as_value()] for one, result in self._flights.held()]
         return _state_of(self._taken, [*leaving, *flights])
 

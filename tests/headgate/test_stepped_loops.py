@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The coroutines of an async stage in virtual time, in an order that a seed decides."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.coordination import OperatorCoordinator
+from headgate.testing import running_operator
+from protocol.errors import AttemptOver
+from spark_bridge.subtask import TimedOut
+from spark_bridge.subtask.coroutines.concurrently import concurrently
+
+pytestmark = pytest.mark.anyio
+
+
+class Adding(OperatorCoordinator):
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        await anyio.sleep(0.5)
+        return request + 1
+
+
+async def waiting(number: int) -> int:
+    await asyncio.sleep((5, 4, 3, 2, 2)[number])
+    with anyio.move_on_after(0.1):
+        await anyio.sleep(60)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await asyncio.Event().wait()
+    assert await anyio.to_thread.run_sync(lambda: 3) + await asyncio.to_thread(lambda: 4) == 7
+    return 10 * number
+
+
+@pytest.mark.parametrize(("ordered", "outputs"), [(True, [0, 10, 20, 30, 40]), (False, [20, 10, 0, 30, 40])])
+async def test_time_passes_only_as_the_world_says(ordered: bool, outputs: list[int]) -> None:  # H181
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(waiting, limit=3, ordered=ordered), range(5))
+        assert list(task.records_left) == [3, 4]
+        assert task.outputs == []
+        await world.advance(10)
+        assert task.outputs == outputs
+        assert task.outcome == "success"
+
+
+async def story(seed: int) -> list[Any]:
+    told: list[Any] = []
+
+    async def call(number: int) -> None:
+        for step in range(3):
+            told.append((number, step))
+            await asyncio.sleep(0)
+
+    async with running_operator(parallelism=1, seed=seed) as world:
+        await world.launch_operator(0, concurrently(call, limit=4), range(8))
+    return told
+
+
+async def test_a_seed_repeats_its_order_and_others_have_others() -> None:
+    stories = [await story(seed) for seed in range(8)]
+    assert stories == [await story(seed) for seed in range(8)]
+    assert len(set(map(tuple, stories))) > 4
+    for told in stories:
+        assert sorted(told) == [(number, step) for number in range(8) for step in range(3)]
+        for number in range(8):
+            assert [step for one, step in told if one == number] == [0, 1, 2]
+
+
+async def test_a_question_takes_virtual_time() -> None:
+    async def ask(context: Any, number: int) -> Any:
+        with pytest.raises(TimedOut, match=r"within 0\.1 s"):
+            await context.request(number, timeout_s=0.1)
+        return await context.request(number)
+
+    async with running_operator(Adding, parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(ask, limit=3), range(3))
+        await world.advance(10)
+        assert task.outputs == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "failed"])
+async def test_the_end_of_the_attempt_cancels_what_runs(how: str) -> None:
+    ended: list[Any] = []
+
+    async def call(number: int) -> None:
+        try:
+            await asyncio.sleep(100 if number else 1)
+        finally:
+            ended.append(number)
+        raise ValueError("the first one")
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call, limit=3), range(9))
+        if how == "killed":
+            await world.kill(task)
+        elif how == "stopped":
+            await world.stop()
+        else:
+            await world.advance(2)
+        assert sorted(ended) == [0, 1, 2]
+        assert len(task.records_left) == 6
+        if how == "stopped":
+            assert isinstance(task.error, AttemptOver)
+        elif how == "failed":
+            assert isinstance(task.error, ValueError)
+
+
+async def test_a_coroutine_that_does_not_end_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def call(number: int) -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(100)
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call), range(1))
+        await world.kill(task)
+    assert "a coroutine did not end when it was cancelled" in caplog.text

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Mutants: an async stage loses a record, pays for a result twice, or gives it out twice."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import catalogue
+
+ASYNC_STAGES = catalogue(
+    """
+records-are-taken-before-there-is-a-place [found; H180]
+  A record that an async stage has taken waits for its place in no checkpoint.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._results
+  - if more and (pull or flights.has_capacity):
+  + if more:
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._take
+  - self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+  + [self._context._calls.wait_until(self._something_landed) for _ in iter(lambda: self._flights.has_capacity, True)]; \
+self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+results-leave-after-they-were-taken [found; H180]
+  A result that was given out is in the checkpoint that is taken before the stage goes on.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._given_out
+  - self._leaving = None
+results-lose-their-effects [found; H180]
+  A checkpoint holds a result without its events and counts.
+  @ spark_bridge.subtask.coroutines.stage:_Result.as_value
+  ~ self.effects] => []]
+checkpoints-hold-inputs-alone [found; H180]
+  A result that a checkpoint could hold is computed again.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  ~ result and result.as_value() => None
+effects-happen-again [new; H180]
+  An event of a result that is leaving is sent, and is in the next checkpoint all the same.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._given_out
+  - self._happen(result.effects[0])
+  + result.effects.append(result.effects[0]); self._happen(result.effects[0]); result.effects.pop()
+what-is-leaving-is-in-no-checkpoint [new; H180]
+  A checkpoint that is taken while an event waits for capacity loses the result.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  F if self._leaving is not None:
+a-plain-function-before-it-aborts-checkpoints [found; H180]
+  A checkpoint that can be taken only upstream of an async stage is declined while its limit is reached.
+  @ spark_bridge.subtask.context:Calls.wait_until
+  F if channel.mailbox.starts_with_barrier and not self.can_cut():
+records-before-the-checkpoint-are-taken-again [found; H180]
+  An async stage takes the records once more that the restored checkpoint has in flight.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.open
+  F if context.input_begins_again:
+fewer-subtasks-lose-what-was-in-flight [new; H180]
+  After a restore with fewer subtasks, what one of them had in flight is lost.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.merge_states
+  ~ for state in states.values() => for state in [*states.values()][:1]
+ordered-results-leave-as-they-come [new; H181]
+  The results of an ordered stage leave in the order in which they come.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.__init__
+  ~ ordered=settings.ordered => ordered=False
+the-limit-of-calls-is-exceeded [new; H181]
+  After a restore, more calls are in flight than the limit allows.
+  @ protocol.in_flight:InFlight.begin
+  ~ while self._waiting and self._aloft < self._limit: => while self._waiting:
+one-that-waits-lands [found; H181]
+  A result for an input that has not begun makes room that it has not taken.
+  @ protocol.in_flight:InFlight.land
+  ~ known = flight.begun and => known =
+calls-outlive-their-attempt [new; H26]
+  Coroutines go on, and are paid for, while the thread of a task that is over is away.
+  @ spark_bridge.subtask.coroutines.loop:TaskLoop.__init__
+  - channel.at_end(self._cancel_soon)
+records-share-context-variables [found; H180]
+  What one record sets in a context variable is found by the next.
+  @ spark_bridge.subtask.coroutines.loop:TaskLoop.start
+  - self.loop.create_task(coroutine)
+  + import contextvars; \
+self.loop.create_task(coroutine, context=self.__dict__.setdefault("_shared", contextvars.copy_context()))
+results-that-wait-for-their-batch-are-lost [found; H180]
+  A checkpoint is taken while results wait for the rest of their batch, and has none of them.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  ~ for value in self._gathered => for value in ()
+coroutines-find-no-parts [found; H180]
+  The parts of a task are not found on the thread of its coroutines.
+  @ spark_bridge.subtask.coroutines.loop:TaskLoop._run
+  ~ nullcontext() if self._parts is None else self._parts.here() => nullcontext()
+"""
+)

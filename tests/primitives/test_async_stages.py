@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Async stages in virtual time: idle sources, batches, retries, failures, and wrong arguments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from actors.coordination.sources.enumerators import HybridSplitEnumerator
+from headgate import CheckpointConfig, SplitReader, chain
+from headgate.testing import running_operator
+from protocol.errors import LocalProtocolError
+from spark_bridge.sources.hybrid import HybridReader
+from spark_bridge.subtask.coroutines.concurrently import AsyncOperator, Failed, concurrently
+from spark_bridge.subtask.coroutines.retry import Retry
+
+pytestmark = pytest.mark.anyio
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(1.0)
+    return 2 * number
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+class Waiting(SplitReader):
+    """Reads one number of each split, and then has nothing for a long time."""
+
+    idle_wait_s = 0.2
+
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
+        if position is None:
+            yield 1, split
+        while True:
+            yield None
+
+
+class WaitingForSeveral(Waiting):
+    splits_open_max = 2
+
+
+def static(splits: list[Any], state: bytes | None, *_: Any) -> StaticSplitEnumerator:
+    return StaticSplitEnumerator(splits, state)
+
+
+def source_of(kind: str) -> Any:
+    match kind:
+        case "one split":
+            return SourceCoordinator(partial(static, [4])), Waiting
+        case "several splits":
+            return SourceCoordinator(partial(static, [4, 5])), WaitingForSeveral
+        case _:
+            hybrid = partial(HybridSplitEnumerator, [partial(static, [4])])
+            return SourceCoordinator(hybrid), partial(HybridReader, [Waiting])
+
+
+@pytest.mark.parametrize("kind", ["one split", "several splits", "hybrid"])
+async def test_results_leave_while_the_source_has_nothing(kind: str) -> None:
+    stages = chain(source=source_of(kind), double=concurrently(double, limit=5))
+    async with running_operator(stages, parallelism=1, mode="streaming") as world:
+        task = await world.launch_operator(0)
+        await world.advance(0.9)
+        assert task.outputs == []
+        await world.advance(0.4)
+        assert task.outputs == ([8, 10] if kind == "several splits" else [8])
+        assert not task.outcome
+
+
+def as_they_are(records: Iterator[Any]) -> Iterator[Any]:
+    yield from records
+
+
+class Numbers(SplitReader):
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
+        for number in range(position or 0, split):
+            yield number + 1, number
+
+
+async def test_checkpoints_complete_while_the_limit_is_reached() -> None:  # H180
+    numbers = SourceCoordinator(partial(static, [10])), Numbers
+    never = asyncio.Event
+
+    async def stuck(number: int) -> None:
+        await never().wait()
+
+    stages = chain(source=numbers, plain=as_they_are, stuck=concurrently(stuck, limit=2))
+    config = CheckpointConfig(tolerated_failures=0)
+    async with running_operator(stages, parallelism=1, mode="streaming", checkpoint=config) as world:
+        await world.launch_operator(0)
+        for _ in range(3):
+            await world.checkpoint()
+        restored = world.checkpoints[-1]
+    stages = chain(source=numbers, plain=as_they_are, stuck=concurrently(double, limit=2))
+    async with running_operator(stages, parallelism=1, mode="streaming", restored=restored) as world:
+        task = await world.launch_operator(0)
+        await world.advance(10.0)
+        assert task.outputs == [2 * number for number in range(10)]
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+async def next_of(row: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.sleep(1.0 if row["n"] < 3 else 100.0)
+    return {"n": row["n"] + 1}
+
+
+def frames(kind: str) -> list[Any]:
+    parts = [[0, 1, 2], [3, 4]]
+    if kind == "arrow":
+        return [pa.RecordBatch.from_pydict({"n": part}, schema=SCHEMA) for part in parts]
+    return [pd.DataFrame({"n": part}) for part in parts]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "pandas"])
+async def test_a_snapshot_has_the_results_that_wait_for_their_batch(kind: str) -> None:  # H180
+    calls: list[int] = []
+
+    async def counted(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(row["n"])
+        return await next_of(row)
+
+    stage = concurrently(counted, limit=3, rows=True, schema=SCHEMA if kind == "arrow" else None)
+    async with running_operator(parallelism=1, mode="streaming") as world:
+        task = await world.launch_operator(0, stage, frames(kind))
+        await world.advance(2.0)
+        assert sorted(calls) == [0, 1, 2, 3, 4]
+        await world.checkpoint()
+        assert task.outputs == []
+        await world.kill(task)
+        task = await world.retry(task, frames(kind))
+        await world.advance(200.0)
+        (batch,) = task.outputs
+        assert isinstance(batch, type(frames(kind)[0]))
+        assert (batch.to_pydict() if kind == "arrow" else batch.to_dict("list")) == {"n": [1, 2, 3, 4, 5]}
+        assert sorted(calls) == [0, 1, 2, 3, 3, 4, 4]
+
+
+async def test_batches_are_for_sparks_functions_and_dicts() -> None:
+    with pytest.raises(ValueError, match="let a plain function before the stage yield its rows"):
+        chain(read=(SourceCoordinator(partial(static, [1])), Numbers), call=concurrently(next_of, rows=True))
+    for stage, records, error in [
+        (concurrently(next_of, rows=True), [1], "not for 1: leave it out"),
+        (concurrently(next_of, rows=True), frames("arrow"), "results of mapInArrow need a schema"),
+        (concurrently(next_of_none, rows=True, schema=SCHEMA), frames("arrow"), "a dict of columns, not None"),
+    ]:
+        async with running_operator(parallelism=1) as world:
+            task = await world.launch_operator(0, stage, records)
+            await world.advance(1.0)
+            assert isinstance(task.error, TypeError)
+            assert error in str(task.error)
+
+
+async def next_of_none(row: dict[str, Any]) -> None: ...
+
+
+# --- retries and failures --------------------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(f"status {status}")
+        self.response = SimpleNamespace(status_code=status, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("error", "least_s", "most_s"),
+    [
+        (Refused(503), 3.5, 7.0),  # half to whole of 1 + 2 + 4
+        (Refused(429, **{"Retry-After": "10"}), 30.0, 30.0),
+        (ConnectionResetError(), 3.5, 7.0),
+        (TimeoutError("slow"), 3.5, 7.0),
+    ],
+)
+async def test_pauses_between_tries_grow_and_are_as_long_as_the_service_asks(
+    error: Exception, least_s: float, most_s: float
+) -> None:
+    tried_at: list[float] = []
+
+    async def call(number: int) -> int:
+        tried_at.append(asyncio.get_running_loop().time())
+        if len(tried_at) < 4:
+            raise error
+        return number
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call, retry=Retry(4, pause_s=1.0)), [7])
+        await world.advance(100.0)
+        assert task.outputs == [7]
+        assert least_s <= tried_at[-1] - tried_at[0] <= most_s
+
+
+@pytest.mark.parametrize("error", [Refused(404), ValueError("no")], ids=["404", "ValueError"])
+async def test_what_cannot_pass_is_not_tried_again(error: Exception) -> None:
+    async def call(number: int) -> None:
+        raise error
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call, retry=Retry(4), on_error="yield"), [7])
+        (failed,) = task.outputs
+        assert isinstance(failed, Failed)
+        assert (failed.record, failed.tries) == (7, 1)
+        assert world.counters() == {"failed": 1}
+
+
+def no_key(record: Any) -> str:
+    raise ZeroDivisionError("no key")
+
+
+async def slow_by_itself(number: int) -> None:
+    raise TimeoutError
+
+
+async def asks_for_key(context: Any, number: int) -> str:
+    return str(context.key)
+
+
+def looks_badly(error: BaseException) -> bool:
+    raise ZeroDivisionError("no decision")
+
+
+@pytest.mark.parametrize(
+    ("stage", "error"),
+    [
+        (concurrently(slow_by_itself), TimeoutError),
+        (concurrently(slow_by_itself, retry=Retry(3, on=looks_badly), on_error="skip"), ZeroDivisionError),
+        (concurrently(asks_for_key, key=no_key), ZeroDivisionError),
+    ],
+    ids=["a time-out without timeout_s", "retry.on", "key"],
+)
+async def test_an_error_of_the_program_itself_ends_the_task(stage: Any, error: type[Exception]) -> None:
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, stage, range(3))
+        await world.advance(100.0)
+        assert isinstance(task.error, error), "the task hangs"
+
+
+async def test_an_exit_ends_the_task_whatever_is_done_with_errors() -> None:
+    async def leave(number: int) -> None:
+        raise SystemExit(3)
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(leave, on_error="skip"), range(3))
+        assert isinstance(task.error, SystemExit)
+
+
+async def test_a_blocking_call_in_a_coroutine_names_the_other_one() -> None:
+    async def ask(context: Any, number: int) -> None:
+        context._context.request(number)
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(ask), range(1))
+        assert isinstance(task.error, LocalProtocolError)
+        assert "`await request_async(...)`" in str(task.error)
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+class Plain(AsyncOperator):
+    def process_record(self, context: Any, record: Any) -> Any:
+        return record
+
+
+@asynccontextmanager
+async def nothing() -> AsyncIterator[None]:
+    yield
+
+
+async def several(record: Any) -> AsyncIterator[Any]:
+    yield record
+
+
+async def of_three(one: Any, two: Any, three: Any) -> None: ...
+
+
+async def by_keyword(record: Any, *, table: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "more", "error"),
+    [
+        (lambda record: record, {}, "write `async def`"),
+        (several, {}, "return one result for each record, which may be a list"),
+        (of_three, {}, "needs 3 arguments, but is given record"),
+        (by_keyword, {}, "give them with functools.partial"),
+        (AsyncOperator(), {}, "each task makes its own"),
+        (Plain, {}, "write `async def process_record"),
+        (AsyncOperator, {"lifespan": nothing}, "needs no lifespan"),
+        (double, {"limit": 0}, "limit must be"),
+        (double, {"limit": 1.5}, "limit must be"),
+        (double, {"timeout_s": 0}, "timeout_s must be"),
+        (double, {"timeout_s": float("nan")}, "timeout_s must be"),
+        (double, {"on_error": "ignore"}, "on_error must be"),
+        (double, {"on_error": None}, "on_error must be"),
+        (double, {"schema": SCHEMA}, "pass both, or none"),
+        (double, {"retry": 3}, "retry must be"),
+        (double, {"lifespan": nothing()}, "lifespan must be"),
+        (double, {"key": "id"}, "key must be"),
+        (double, {"ordered": "no"}, "ordered must be"),
+        (double, {"rows": 1}, "rows must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_where_they_are_given(function: Any, more: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        concurrently(function, **more)
