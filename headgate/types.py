@@ -14,7 +14,8 @@ Of the driver's half:
     it with ``RestoreMode.STREAMING``. ``chain`` returns a ``Chain``, and ``coordinate`` of what ``async with Sidecar``
     returns an ``AsyncOperatorHandle``.
 Of the task's half:
-    ``GroupMember.checkpoint`` is a ``GroupCheckpoint``.
+    ``GroupMember.checkpoint`` is a ``GroupCheckpoint``. ``permits.weight`` returns a ``PermitUse``, and
+    ``budget.reserve`` a ``Reservation``.
 Of what you inspect:
     ``Sidecar.status`` returns a ``SidecarStatus``: an ``OperatorStatus`` for each operator, with an ``AttemptStatus``
     for each attempt. ``OperatorHandle.statistics`` returns ``OperatorStatistics``, whose latencies are
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
     from spark_bridge.observability.status import AttemptStatus as AttemptStatus
     from spark_bridge.observability.status import OperatorStatus as OperatorStatus
     from spark_bridge.observability.status import SidecarStatus as SidecarStatus
+    from spark_bridge.primitives.budget.task import Reservation as Reservation
     from spark_bridge.primitives.chain import Chain as Chain
     from spark_bridge.primitives.group.task import GroupCheckpoint as GroupCheckpoint
+    from spark_bridge.primitives.permits.task import PermitUse as PermitUse
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
     __all__, __getattr__, __dir__ = lazy(globals())

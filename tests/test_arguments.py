@@ -122,6 +122,8 @@ MADE_BY_HEADGATE = {
         "AsyncOperatorHandle",
         "SubtaskContext",
         "GroupMember",
+        "PermitUse",
+        "Reservation",
         "FailureReason",
         "Distribution",
     ),
@@ -142,7 +144,7 @@ _ENGINE = "public for other parts of Headgate only"
 NOT_FOR_USERS: dict[str, str] = {
     **dict.fromkeys(
         [
-            *(f"{part}.coordinator" for part in ("Cache", "Group", "Permits", "SharedValue", "WorkQueue")),
+            *(f"{part}.coordinator" for part in ("Budget", "Cache", "Group", "Permits", "SharedValue", "WorkQueue")),
             *("SharedValue.attach", "SharedValue.detach", "types.Confirmation.settle"),
             *("types.OperatorStatus.attempts_of",),
             *("types.SidecarStatus.from_dict", "types.LatencyRecorder.record", "types.LatencyRecorder.since"),

@@ -182,6 +182,7 @@ LAYERS = (
     # The ready-made parts: `driver.py` of each runs on the driver, everything else in tasks too.
     Layer("spark_bridge/primitives/primitive.py", PARTS | {"actors"}),
     Layer("spark_bridge/primitives/chain.py", PARTS | {"actors", "spark_bridge.sinks"}),
+    Layer("spark_bridge/primitives/budget/driver.py", PARTS | {"actors", "anyio", "spark_bridge.storage"}),
     Layer("spark_bridge/primitives/cache/driver.py", PARTS | {"actors", "anyio", "spark_bridge.storage"}),
     *(
         Layer(f"spark_bridge/primitives/{part}/driver.py", PARTS | {"actors"})
@@ -256,11 +257,13 @@ _GIVEN = "a stage is made and checked as what is given to handle.subtask()"
 INTERNALS = {
     **dict.fromkeys(
         [
-            ("spark_bridge/primitives/cache/driver.py", f"spark_bridge.storage.port.{name}")
+            (f"spark_bridge/primitives/{part}/driver.py", f"spark_bridge.storage.port.{name}")
+            for part in ("budget", "cache")
             for name in ("ValuePort", "ValueUser")
         ],
-        "a durable cache outlives its application in the sidecar's storage",
+        "a durable part outlives its application in the sidecar's storage",
     ),
+    ("spark_bridge/primitives/budget/driver.py", "spark_bridge.storage.StorageFenced"): "its jobs end with it",
     ("spark_bridge/primitives/chain.py", "actors.coordination.Parts"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.parts_of"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _COMPOSED,

@@ -139,7 +139,7 @@ def test_a_generated_docstring_does_not_count() -> None:
     assert own_doc(own_doc)
 
 
-FACTORIES = {"cache", "group", "permits", "shared", "work_queue"}
+FACTORIES = {"budget", "cache", "group", "permits", "shared", "work_queue"}
 BOTH = {"checkpoint", "coordinate", "explain", "release", "request", "run", "savepoint", "source", "status", "trace"}
 PROPERTIES = {"address", "lost", "relay_kind", "status_address"}
 METHODS = {

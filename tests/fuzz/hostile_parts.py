@@ -39,7 +39,7 @@ from actors.coordination import (
     user_calls,
 )
 from actors.coordination.engine import coordinator as shell
-from headgate import Cache, Group, Permits, SharedValue, SplitReader, WorkQueue
+from headgate import Budget, Cache, Group, Permits, SharedValue, SplitReader, WorkQueue
 from headgate.sources import FileSource, HybridSource, KafkaSource, PostgresSource, RedisStreamsSource, Source, SplitAt
 from headgate.testing import PartEvent, Task, World, running_operator
 from protocol.errors import EventEncodeError, GatewayFull
@@ -402,7 +402,26 @@ PARTS = (
         "permits",
         lambda: Permits("part", per_s=50.0, burst=3, concurrency=2),
         PERMIT_EVENTS,
-        (lambda random: ["acquire", number(random), random.random() < 0.5, random.choice((0, 0.5, nan, inf, 2**60))],),
+        (
+            lambda random: [
+                *("acquire", number(random), random.random() < 0.5, random.choice((0, 0.5, nan, inf, 2**60))),
+                random.choice((1, 2, 3, 4, number(random))),
+            ],
+        ),
+    ),
+    Part(
+        "budget",
+        lambda: Budget("part", 100.0),
+        (
+            lambda random: ["settle", number(random), random.choice((0, 1, number(random), 2**62))],
+            lambda random: ["refund", number(random)],
+        ),
+        (
+            lambda random: [
+                *("reserve", number(random), random.choice((1, 10**9, number(random), 2**62))),
+                random.choice((0, 0.5, nan, inf)),
+            ],
+        ),
     ),
     Part(
         "shared",

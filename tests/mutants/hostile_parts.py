@@ -39,7 +39,7 @@ combinations-of-flags-stay [found; H157]
 an-attempt-reserves-all-permits [found; H157]
   An attempt that asks a thousand times delays others by a thousand permits.
   @ spark_bridge.primitives.permits.book:PermitBook._has_enough
-  ~ return self._schedule.due(now) - now > AHEAD_S => return False
+  ~ return self._schedule.due(now, request.weight) - AHEAD_S > now => return False
 items-of-others-are-finished [found; H157]
   A task finishes the items of others, so that nobody does them.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator._take_report

@@ -88,16 +88,52 @@ place-that-crosses-the-give-up-is-kept [new; H176]
 permits-are-reserved-for-those-who-will-be-gone [new; H176]
   A permit is reserved for a task that will have given up when it is due.
   @ spark_bridge.primitives.permits.book:PermitBook._grant
-  F if due > until + _ROUNDING_S:
+  F if due > request.until + _ROUNDING_S:
 interrupted-task-keeps-what-it-asked-for [new; H176]
   Only a timeout gives back what was reserved, no other end of a wait.
-  @ spark_bridge.primitives.permits.task:PermitsPart.acquire
+  @ spark_bridge.primitives.permits.task:PermitsPart._acquire
   ~ except BaseException: => except TimedOut:
 ahead-beyond-need [new; H176]
   Permits ahead of need are handed out however far in the future they are due.
   @ spark_bridge.primitives.permits.book:PermitBook.take_ahead
   - len(delays) < most and schedule.due(now) - now <= AHEAD_S
   + len(delays) < most and (not delays or schedule.due(now) - now <= AHEAD_S)
+weight-of-a-use-is-ignored [new; H111]
+  A use takes one permit of the rate, whatever its weight.
+  @ spark_bridge.primitives.permits.schedule:RateSchedule._find
+  ~ weight * self._interval_s => self._interval_s
+what-a-use-weighed-above-is-lost [new; H111]
+  What a use weighed above its weight delays no later use.
+  @ spark_bridge.primitives.permits.book:PermitBook.correct
+  - self._schedule.add(now, after - before)
+what-a-use-did-not-weigh-is-lost [new; H111]
+  What a use did not weigh is not there for others.
+  @ spark_bridge.primitives.permits.schedule:RateSchedule.shorten
+  - self.give_back(Permit(end, permit.end))
+late-permits-beside-a-whole-burst [new; H111]
+  Permits that are held ahead may be used late, and a use takes the whole burst at the same time.
+  @ spark_bridge.primitives.permits.schedule:RateSchedule.stop_sharing
+  ~ max(self._full_at, now) + self._late_s => max(self._full_at, now)
+lost-reservation-comes-back [new; H182]
+  What a lost attempt had reserved is given back.
+  @ spark_bridge.primitives.budget.book:BudgetBook.forget
+  - self.spent += amount
+lost-attempt-is-not-heard-of [new; H182]
+  The budget does not hear that an attempt is lost.
+  @ spark_bridge.primitives.budget.driver:_Coordinator.subtask_failed
+  - self._desk.forget(self, subtask, attempt)
+ceiling-is-written-after-the-grant [new; H182]
+  More is reserved than the ceiling that is in the storage.
+  @ spark_bridge.primitives.budget.book:BudgetBook.serve
+  ~ self.total if self.ceiling is None else min(self.total, self.ceiling) => self.total
+ceiling-that-comes-down-is-believed-too-early [new; H182]
+  While a lower ceiling is written, what is above it is reserved.
+  @ spark_bridge.primitives.budget.driver:_Desk._write
+  - self.book.ceiling = min(self.book.ceiling, ceiling)
+settled-for-less-keeps-the-rest [new; H182]
+  What a call did not cost is not there for others.
+  @ spark_bridge.primitives.budget.book:BudgetBook.settle
+  ~ self.spent += amount => self.spent += reserved
 token-of-a-lease-is-ignored [new; H183]
   A value that comes after its lease was lost ends the lease of another one.
   @ spark_bridge.primitives.cache.book:CacheBook.put

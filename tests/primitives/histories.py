@@ -572,7 +572,7 @@ async def group_history(seed: int) -> None:
 
 
 async def budget_history(seed: int) -> None:
-    """What was really spent is never more than the total, or than the budget knows, whoever is lost (H182)."""
+    """What was really spent is never more than the total, or than the budget knows, however many are lost (H182)."""
     chance = random.Random(seed)
     budget = Budget("usd", 3.0)
     costs: list[float] = []

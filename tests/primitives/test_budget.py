@@ -160,7 +160,7 @@ async def test_no_restore_gives_anything_back() -> None:  # H152 H182
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_never_more_is_spent_than_the_total_whoever_is_lost(seed: int) -> None:
+async def test_never_more_is_spent_than_the_total_however_many_are_lost(seed: int) -> None:
     await budget_history(seed)
 
 
@@ -168,9 +168,10 @@ def test_wrong_totals_and_amounts_are_refused() -> None:
     for total in (0, -1.0, float("nan"), 1e-10, 1e10, Decimal("Infinity")):
         with pytest.raises(ValueError, match="total must be a number from 0"):
             Budget("usd", total)
-    for total in (True, "50", None):
+    wrong: list[Any] = [True, "50", None]
+    for total in wrong:
         with pytest.raises(TypeError, match="total must be"):
-            Budget("usd", total)  # type: ignore[arg-type]
+            Budget("usd", total)
     budget = Budget("usd", 1.0)
     for amount in (0, -1, float("inf"), Decimal("1e-11")):
         with pytest.raises(ValueError, match="amount must be a number from 0"):

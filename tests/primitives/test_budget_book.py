@@ -103,7 +103,7 @@ def test_a_total_that_was_raised_leaves_more_and_one_below_what_is_spent_leaves_
 
 
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1, 0, 1e-10, Decimal("NaN"), Decimal("1e-10"), 1e10])
-def test_amounts_that_are_no_amounts_are_refused(amount: Any) -> None:
+def test_what_cannot_be_an_amount_is_refused(amount: Any) -> None:
     with pytest.raises(ValueError, match="amount must be a number from 0"):
         units_of("amount", amount)
 
@@ -196,7 +196,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_never_more_than_the_total_whoever_is_lost_and_whenever_the_driver_dies(seed: int) -> None:
+def test_never_more_than_the_total_however_many_are_lost_and_whenever_the_driver_dies(seed: int) -> None:
     """H182: beside a naive account of the same history."""
     world = World(seed)
     for _ in range(world.chance.randrange(10, 200)):

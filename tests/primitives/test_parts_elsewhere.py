@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from headgate import Cache, Group, Permits, SharedValue, SubtaskContext, WorkQueue
+from headgate import Budget, Cache, Group, Permits, SharedValue, SubtaskContext, WorkQueue
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.events import decode_event, encode_event
 from spark_bridge.primitives import elsewhere
+from spark_bridge.primitives.budget.task import BudgetInTask
 from spark_bridge.primitives.cache.task import CacheInTask
 from spark_bridge.primitives.counters.book import Distribution
 from spark_bridge.primitives.elsewhere import described_parts, in_task, task_parts_of
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.anyio
 
 PARTS = {
     "rules": (SharedValue("rules", {"a": 1}), SharedValueInTask),
-    "budget": (Permits("budget", per_s=5.0, concurrency=2), PermitsInTask),
+    "service": (Permits("service", per_s=5.0, concurrency=2), PermitsInTask),
+    "usd": (Budget("usd", 50.0), BudgetInTask),
     "tree": (WorkQueue("tree", ["root"]), WorkQueueInTask),
     "train": (Group("train", 3), GroupInTask),
     "geocode": (Cache("geocode", lease_s=5.0), CacheInTask),

@@ -172,7 +172,7 @@ def test_a_weight_as_large_as_the_burst_is_granted_where_permits_were_held_ahead
     book = Book(per_s=1000.0, burst=100)
     held = book.book.take_ahead(A, 256, book.now)
     assert held
-    assert book.book.hands_out_ahead
+    assert bool(book.book.hands_out_ahead)
     delay = book.delay(B, weight=100)
     assert not book.book.hands_out_ahead
     assert delay == pytest.approx(len(held) / 1000.0 + EXPIRY_S), "after what A holds, which may be used late"

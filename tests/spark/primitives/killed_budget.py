@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A program that spends a budget, notes each amount in a file, and kills itself in the midst of it."""
+"""A program that spends a budget, notes each amount in a file, and kills itself in the middle of it."""
 
 from __future__ import annotations
 
