@@ -85,6 +85,22 @@ def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
 
 @pytest.mark.long
 @pytest.mark.spark
+def test_an_api_is_paid_again_only_for_calls_that_were_in_flight_when_a_worker_died(run_example: RunExample) -> None:
+    """H111, H182, H183: the API's own log of 99 addresses in 2,970 rows."""
+    ended = run_example("paid_api")
+
+    assert ended.returncode == 0, ended.stderr
+    said = ended.stdout.splitlines()
+    assert said[0] == "2970 of 3000 rows have a place; a worker was killed: True"
+    paid = re.fullmatch(r"the API was paid for (\d+) calls, with 99 different addresses", said[2])
+    assert paid is not None
+    spent = re.fullmatch(r"spent: (\d+)\.(\d\d) usd", said[1])
+    assert spent is not None
+    assert 99 <= int(paid[1]) <= int(spent[1] + spent[2]) <= 200  # cents: what a lost task had reserved is spent
+
+
+@pytest.mark.long
+@pytest.mark.spark
 def test_search_of_every_task_ends_when_one_has_found_the_key(run_example: RunExample) -> None:  # H90
     ended = run_example("stop_search")
 
