@@ -26,7 +26,7 @@ Writing the task's half:
     ``SubtaskOperator`` is the base class, and is given a ``SubtaskContext``. ``SplitReader`` reads the splits of a
     ``SourceCoordinator``.
     ``concurrently`` calls an async function for many records at a time, or an ``AsyncOperator``; ``Retry`` says how a
-    call that failed is tried again, a ``RecordContext`` who it is for, and a ``Failed`` is a record without a result.
+    call that failed is tried again.
 Building a chain:
     ``chain`` puts a source, functions and a sink into one operator, for ``coordinate``.
 Ready-made parts:
@@ -115,9 +115,7 @@ if TYPE_CHECKING:
     from spark_bridge.storage import CheckpointFile as CheckpointFile
     from spark_bridge.storage import CheckpointStorage as CheckpointStorage
     from spark_bridge.subtask.context import SubtaskContext as SubtaskContext
-    from spark_bridge.subtask.coroutines.calls import RecordContext as RecordContext
-    from spark_bridge.subtask.coroutines.concurrently import AsyncOperator as AsyncOperator
-    from spark_bridge.subtask.coroutines.concurrently import Failed as Failed
+    from spark_bridge.subtask.coroutines.calls import AsyncOperator as AsyncOperator
     from spark_bridge.subtask.coroutines.concurrently import concurrently as concurrently
     from spark_bridge.subtask.coroutines.retry import Retry as Retry
     from spark_bridge.subtask.operator import SubtaskOperator as SubtaskOperator

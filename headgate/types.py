@@ -15,7 +15,8 @@ Of the driver's half:
     returns an ``AsyncOperatorHandle``.
 Of the task's half:
     ``GroupMember.checkpoint`` is a ``GroupCheckpoint``. ``permits.weight`` returns a ``PermitUse``, and
-    ``budget.reserve`` a ``Reservation``.
+    ``budget.reserve`` a ``Reservation``. The coroutine of a record is given a ``RecordContext``, and a record without a
+    result may become a ``Failed``.
 Of what you inspect:
     ``Sidecar.status`` returns a ``SidecarStatus``: an ``OperatorStatus`` for each operator, with an ``AttemptStatus``
     for each attempt. ``OperatorHandle.statistics`` returns ``OperatorStatistics``, whose latencies are
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from spark_bridge.primitives.chain import Chain as Chain
     from spark_bridge.primitives.group.task import GroupCheckpoint as GroupCheckpoint
     from spark_bridge.primitives.permits.task import PermitUse as PermitUse
+    from spark_bridge.subtask.coroutines.calls import Failed as Failed
+    from spark_bridge.subtask.coroutines.calls import RecordContext as RecordContext
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
     __all__, __getattr__, __dir__ = lazy(globals())

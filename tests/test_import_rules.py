@@ -131,6 +131,8 @@ LAYERS = (
     Layer("spark_bridge/common/redis_clients.py", COMMON | {"redis"}),
     Layer("spark_bridge/common/urls.py", COMMON | {"fsspec"}),
     Layer("spark_bridge/common/", COMMON),
+    # The loop of coroutines is uvloop's if that is installed.
+    Layer("spark_bridge/subtask/coroutines/loop.py", TASK | {"uvloop"}),
     Layer("spark_bridge/subtask/", TASK),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer(
@@ -269,6 +271,8 @@ INTERNALS = {
     ("spark_bridge/primitives/chain.py", "actors.coordination.host.given.built_anew_or_kept"): _COMPOSED,
     ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.parts.check_operator"): _GIVEN,
     ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.operator.operator_factory"): _GIVEN,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.context.QUESTIONS"): _COMPOSED,
+    ("spark_bridge/primitives/chain.py", "spark_bridge.subtask.coroutines.concurrently.Concurrently"): _GIVEN,
     ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
         "tells a member that lost its connection from one that failed, by the text of the failure"
     ),

@@ -28,9 +28,6 @@ from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.task_channel import TaskChannel
 from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
 
-if TYPE_CHECKING:
-    from spark_bridge.subtask.operator import SubtaskOperator
-
 __all__ = ["QUESTIONS", "Calls", "Counters", "SubtaskContext", "inner_context", "refuse_on_loop", "to_one_that_asks"]
 
 
@@ -487,7 +484,7 @@ def inner_context(context: SubtaskContext[Any], index: int) -> SubtaskContext[An
     return inner
 
 
-def to_one_that_asks(context: SubtaskContext[Any], operator: SubtaskOperator, records: Iterator[Any]) -> Iterator[Any]:
+def to_one_that_asks(context: SubtaskContext[Any], operator: Any, records: Iterator[Any]) -> Iterator[Any]:
     """Yield ``records``. Raise ``InputRefused`` before the first one if ``input_begins_again`` was not read by then.
 
     For an operator that has restored the state of another input, and may skip as many records as that counts.

@@ -7,66 +7,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, POSITIVE, checked
 from protocol.describing import name_of, show
-from protocol.wire.event_classes import event
-from spark_bridge.subtask.coroutines.calls import RecordContext
+from spark_bridge.subtask.coroutines.calls import AsyncOperator, Settings, is_async
 from spark_bridge.subtask.coroutines.retry import NO_RETRY, Retry
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.coroutines.stage import AsyncStage
 
-__all__ = ["AsyncOperator", "Concurrently", "Failed", "concurrently"]
-
-
-class AsyncOperator:
-    """An async stage with more than a function: pass the class, or what makes one, to ``concurrently``.
-
-    All methods run on one event loop in each task, which has a separate thread, so fields need no locks between awaits.
-    ``start`` comes first, then ``process_record`` for up to ``limit`` records at a time, then ``stop``, also if a call
-    failed; a task that is killed stops nothing. It has no state in checkpoints: these have the records in flight.
-    """
-
-    async def start(self) -> None:
-        """Prepare, for example open a session. Called once in each task, before the first record."""
-
-    async def process_record(self, context: RecordContext, record: Any) -> Any:
-        """Return the result for ``record``. Cancelled when the attempt ends."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define `async def process_record(self, context, record)`"
-        )
-
-    def handle_event(self, event: Any) -> None:
-        """Handle an event of the coordinator, on the loop: set an ``asyncio.Event`` that coroutines await, say."""
-
-    async def stop(self) -> None:
-        """Release resources. It has 10 seconds, and what it raises is only logged."""
-
-
-@event("headgate.Failed")
-@dataclass(frozen=True)
-class Failed:
-    """A record without a result, as ``on_error="yield"`` gives it to the next stage and a sink of failures writes it.
-
-    Attributes:
-        record: the record.
-        error: the class and text of the last error.
-        tries: how many calls were made.
-    """
-
-    record: Any
-    error: str
-    tries: int
-
-
-def _is_async(function: Any) -> bool:
-    made_by = function.func if isinstance(function, partial) else function
-    call = made_by if inspect.isroutine(made_by) else getattr(type(made_by), "__call__", None)  # noqa: B004
-    return inspect.iscoroutinefunction(call)
+__all__ = ["Concurrently", "concurrently"]
 
 
 def _takes(function: Any) -> int:
@@ -80,24 +33,8 @@ def _takes(function: Any) -> int:
     return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in needed)
 
 
-@dataclass(frozen=True)
-class Concurrently:
+class Concurrently(Settings):
     """An async stage; ``concurrently`` makes it. ``handle.run``, ``handle.subtask`` and ``chain`` take it."""
-
-    call: Any
-    limit: int
-    ordered: bool
-    timeout_s: float | None
-    retry: Retry
-    on_error: Any
-    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None
-    key: Callable[[Any], str] | None
-    rows: bool
-    schema: Any
-    with_context: bool = False
-    """Whether the function takes a ``RecordContext``."""
-    failures_to: str = ""
-    """The name of the part that writes failures."""
 
     def __call__(self) -> AsyncStage:
         from spark_bridge.subtask.coroutines.stage import AsyncStage  # it needs asyncio, which few tasks have imported
@@ -106,20 +43,6 @@ class Concurrently:
 
     def __repr__(self) -> str:
         return f"<concurrently {self.name}, at most {self.limit}>"
-
-    @property
-    def name(self) -> str:
-        """The name of the function or class."""
-        return name_of(self.call.func if isinstance(self.call, partial) else self.call)
-
-    @property
-    def is_class(self) -> bool:
-        """Whether each task makes an ``AsyncOperator``."""
-        return not _is_async(self.call)
-
-    def writing_failures_to(self, part: str) -> Concurrently:
-        """The same stage, whose failures the part of this name writes."""
-        return replace(self, failures_to=part)
 
 
 @checked(limit=AT_LEAST_1, timeout_s=POSITIVE)
@@ -193,7 +116,7 @@ def _check_call(stage: Concurrently) -> bool:
                 f"{name_of(made_by)}.process_record is awaited: write `async def process_record(self, context, record)`"
             )
         return True
-    if not _is_async(call):
+    if not is_async(call):
         advice = "return one result for each record, which may be a list" if inspect.isasyncgenfunction(made_by) else ""
         raise TypeError(
             f"concurrently() needs an async function of a record, or the class of an AsyncOperator, not {show(call)}: "

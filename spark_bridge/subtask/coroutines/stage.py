@@ -24,8 +24,14 @@ from protocol.describing import describe, show
 from protocol.in_flight import Flight, InFlight
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import decode_entry, decode_state, encode_entry, encode_state
-from spark_bridge.subtask.coroutines.calls import Effects, RecordContext, content_key
-from spark_bridge.subtask.coroutines.concurrently import AsyncOperator, Concurrently, Failed
+from spark_bridge.subtask.coroutines.calls import (
+    AsyncOperator,
+    Effects,
+    Failed,
+    RecordContext,
+    Settings,
+    content_key,
+)
 from spark_bridge.subtask.coroutines.loop import END_S, TaskLoop
 from spark_bridge.subtask.coroutines.rows import Rows
 from spark_bridge.subtask.operator import PAUSE, SubtaskOperator
@@ -76,7 +82,7 @@ class AsyncStage(SubtaskOperator):
     goes_on_after_restore = True
     takes_pauses = True
 
-    def __init__(self, settings: Concurrently) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._flights: InFlight[_Record] = InFlight(settings.limit, ordered=settings.ordered)
         self._landed: deque[tuple[Flight[_Record], _Result]] = deque()  # not yet known to ``_flights``
