@@ -2,7 +2,7 @@
 
 """The event loop of an async stage, stepped on the operator's thread in virtual time.
 
-On a real task it has a thread of its own, so anything may happen between two steps of a coroutine. Here the operator's
+On a real task it has a separate thread, so anything may happen between two steps of a coroutine. Here the operator's
 thread runs one step wherever it waits or looks for news, and a seed says which: of several coroutines that could go on,
 any may be the next, and a coroutine may or may not go on before the operator does.
 """

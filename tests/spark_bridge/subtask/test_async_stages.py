@@ -325,7 +325,7 @@ def test_each_record_has_its_own_context_variables(peer: Peer) -> None:  # H180:
     assert peer.finish(task) == ["nothing, then a", "nothing, then b", "nothing, then c"]
 
 
-def test_a_coroutine_finds_the_parts_of_its_own_task(peer: Peer) -> None:  # H180: not those of a neighbour
+def test_a_coroutine_finds_the_parts_of_the_task_it_runs_in(peer: Peer) -> None:  # H180: not those of a neighbour
     part = Recorder()
 
     async def call(record: int) -> bool:
