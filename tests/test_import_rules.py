@@ -117,6 +117,7 @@ LAYERS = (
     # It is used only if the program has imported it.
     Layer("actors/coordination/host/traces.py", COORDINATION | {"opentelemetry"}),
     Layer("spark_bridge/subtask/traces.py", TASK | {"opentelemetry"}),
+    Layer("spark_bridge/subtask/coroutines/loop.py", TASK | {"uvloop"}),
     Layer("actors/coordination/host/", COORDINATION | {"actors.coordination.host"}),
     # A coordinator like a user's.
     Layer("actors/coordination/sources/", COORDINATION | {"actors.coordination.sources"}),
