@@ -117,6 +117,7 @@ LAYERS = (
     # It is used only if the program has imported it.
     Layer("actors/coordination/host/traces.py", COORDINATION | {"opentelemetry"}),
     Layer("spark_bridge/subtask/traces.py", TASK | {"opentelemetry"}),
+    Layer("spark_bridge/subtask/coroutines/loop.py", TASK | {"uvloop"}),
     Layer("actors/coordination/host/", COORDINATION | {"actors.coordination.host"}),
     # A coordinator like a user's.
     Layer("actors/coordination/sources/", COORDINATION | {"actors.coordination.sources"}),
@@ -131,8 +132,6 @@ LAYERS = (
     Layer("spark_bridge/common/redis_clients.py", COMMON | {"redis"}),
     Layer("spark_bridge/common/urls.py", COMMON | {"fsspec"}),
     Layer("spark_bridge/common/", COMMON),
-    # The loop of coroutines is uvloop's if that is installed.
-    Layer("spark_bridge/subtask/coroutines/loop.py", TASK | {"uvloop"}),
     Layer("spark_bridge/subtask/", TASK),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from copy import copy
 from sys import modules
-from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
+from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
 
 from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.describing import type_name

@@ -59,7 +59,7 @@ the-limit-of-calls-is-exceeded [new; H181]
   @ protocol.in_flight:InFlight.begin
   ~ while self._waiting and self._aloft < self._limit: => while self._waiting:
 one-that-waits-lands [found; H181]
-  A result for an input that has not begun frees a place that it has not taken.
+  A result for an input that has not begun frees capacity that it has not taken.
   @ protocol.in_flight:InFlight.land
   ~ known = flight.begun and => known =
 calls-outlive-their-attempt [new; H26]

@@ -18,7 +18,8 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.state import decode_entry, decode_state
-from spark_bridge.subtask.coroutines.concurrently import Failed, concurrently
+from spark_bridge.subtask.coroutines.calls import Failed
+from spark_bridge.subtask.coroutines.concurrently import concurrently
 from spark_bridge.subtask.coroutines.retry import Retry
 from tests.primitives.stage_histories import INCARNATIONS, ROWS, SPLITS, disturb, hybrid_source, simple_source
 from tests.simulation.checkers import demand
@@ -169,7 +170,7 @@ def passed_on(records: Iterator[Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_each_record_has_one_result_no_matter_which_task_dies(seed: int) -> None:  # H180, H181
+async def test_each_record_has_one_result_when_drivers_and_tasks_die(seed: int) -> None:  # H180, H181
     print(f"seed {seed}")
     random.seed(seed)  # the jitter of retries
     await history(seed)

@@ -21,7 +21,8 @@ from headgate import CheckpointConfig, SplitReader, chain
 from headgate.testing import running_operator
 from protocol.errors import LocalProtocolError
 from spark_bridge.sources.hybrid import HybridReader
-from spark_bridge.subtask.coroutines.concurrently import AsyncOperator, Failed, concurrently
+from spark_bridge.subtask.coroutines.calls import AsyncOperator, Failed
+from spark_bridge.subtask.coroutines.concurrently import concurrently
 from spark_bridge.subtask.coroutines.retry import Retry
 
 pytestmark = pytest.mark.anyio

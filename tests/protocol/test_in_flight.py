@@ -144,7 +144,7 @@ def test_misuse_is_refused() -> None:
 
 
 def test_one_that_waits_cannot_land() -> None:
-    """It would free a place that it has not taken."""
+    """It would free capacity that it has not taken."""
     stage: InFlight[str] = InFlight(1, ordered=False)
     stage.take("a")
     waiting = stage.take("b")

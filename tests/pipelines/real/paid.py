@@ -26,7 +26,8 @@ from typing import Any
 
 import pyarrow
 
-from headgate import OperatorCoordinator, Permits, RecordContext, Retry, SubtaskGateway, concurrently
+from headgate import OperatorCoordinator, Permits, Retry, SubtaskGateway, concurrently
+from headgate.types import RecordContext
 
 __all__ = ["BURST", "PER_S", "TASKS", "PaidCalls", "batches_of", "rows_of"]
 

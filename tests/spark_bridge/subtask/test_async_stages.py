@@ -28,7 +28,8 @@ from protocol.wire.messages import (
 )
 from protocol.wire.state import decode_entry, decode_state
 from spark_bridge.subtask import SubtaskOperator, TaskIdentity, run_subtask
-from spark_bridge.subtask.coroutines.concurrently import AsyncOperator, Concurrently, Failed, concurrently
+from spark_bridge.subtask.coroutines.calls import AsyncOperator, Failed
+from spark_bridge.subtask.coroutines.concurrently import Concurrently, concurrently
 from spark_bridge.subtask.coroutines.retry import Retry
 from spark_bridge.subtask.coroutines.stage import STATE
 from spark_bridge.subtask.operator import operator_factory
@@ -325,7 +326,7 @@ def test_each_record_has_its_own_context_variables(peer: Peer) -> None:  # H180:
     assert peer.finish(task) == ["nothing, then a", "nothing, then b", "nothing, then c"]
 
 
-def test_a_coroutine_finds_the_parts_of_the_task_that_it_is_in(peer: Peer) -> None:  # H180: not those of a neighbour
+def test_a_coroutine_finds_the_parts_of_the_task_it_runs_in(peer: Peer) -> None:  # H180: not those of a neighbour
     part = Recorder()
 
     async def call(record: int) -> bool:
