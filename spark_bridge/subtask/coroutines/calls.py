@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What coroutines are given and give: the context of a record, its effects, a failure; and the settings of the stage."""
+"""What coroutines are given and give: the context of a record, its effects, a failure; and what a stage was told."""
 
 from __future__ import annotations
 
