@@ -251,6 +251,11 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
                 "subtask(MyOperator, ...), because each task makes its own operator"
             )
         made = operator.func if isinstance(operator, partial) else operator
+        if type(getattr(made, "__self__", None)).__module__.partition(".")[0] == "pyspark":
+            raise TypeError(
+                f"{made.__name__}() is an action of Spark, for the driver: pass it to run() of the sidecar, "
+                f"sidecar.run(rows.{made.__name__}), and here the function that the tasks run"
+            )
         if isinstance(made, type):
             for finding in check_operator(made):
                 log.warning(

@@ -24,6 +24,7 @@ from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.subtask.coroutines.calls import AsyncOperator, Failed
 from spark_bridge.subtask.coroutines.concurrently import concurrently
 from spark_bridge.subtask.coroutines.retry import Retry
+from spark_bridge.subtask.errors import BudgetExhausted
 
 pytestmark = pytest.mark.anyio
 
@@ -216,6 +217,16 @@ async def test_what_cannot_pass_is_not_tried_again(error: Exception) -> None:
         assert isinstance(failed, Failed)
         assert (failed.record, failed.tries) == (7, 1)
         assert world.counters() == {"failed": 1}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "yield"])
+async def test_what_no_restart_helps_against_ends_the_task_whatever_is_said_of_errors(on_error: str) -> None:  # H182
+    async def call(number: int) -> None:
+        raise BudgetExhausted("nothing is left")
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call, on_error=on_error), [7])
+        assert isinstance(task.error, BudgetExhausted)
 
 
 def no_key(record: Any) -> str:

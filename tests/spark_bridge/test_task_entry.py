@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark import TaskContext
+from pyspark import RDD, TaskContext
 from pyspark.serializers import CloudPickleSerializer
 
 from protocol.errors import InputRefused
@@ -189,3 +189,9 @@ def test_a_partition_may_be_any_iterable(records: Any) -> None:
     sparks_own: Any = CloudPickleSerializer
     with pytest.raises(Exception, match="takes all outputs of a subtask for one row: pass it to mapPartitions"):
         sparks_own().dumps(outputs)
+
+
+def test_an_action_of_spark_is_refused_with_where_it_belongs() -> None:  # H165
+    handle = OperatorHandle(an_endpoint(), dict, lambda: None)
+    with pytest.raises(TypeError, match=r"collect\(\) is an action of Spark, .* sidecar\.run\(rows\.collect\)"):
+        handle.subtask(RDD.__new__(RDD).collect)

@@ -85,7 +85,7 @@ class RecordContext:
 
 
 class AsyncOperator:
-    """An async stage with more than a function: pass the class, or what makes one, to ``concurrently``.
+    """An async stage with more than a function: pass the class to ``concurrently``, or a ``partial`` of it.
 
     All methods run on one event loop in each task, which has a separate thread, so fields need no locks between awaits.
     ``start`` comes first, then ``process_record`` for up to ``limit`` records at a time, then ``stop``, also if a call
@@ -102,7 +102,10 @@ class AsyncOperator:
         )
 
     def handle_event(self, event: Any) -> None:
-        """Handle an event of the coordinator, on the loop: set an ``asyncio.Event`` that coroutines await, say."""
+        """Handle an event of the coordinator, on the loop: set an ``asyncio.Event`` that coroutines await, say.
+
+        Events that the coordinator sends in ``subtask_ready`` come before ``start``.
+        """
 
     async def stop(self) -> None:
         """Release resources. It has 10 seconds, and what it raises is only logged."""

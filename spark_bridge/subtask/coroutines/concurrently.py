@@ -81,7 +81,7 @@ def concurrently(
         on_error: what happens with a record whose last try failed. ``"raise"``: the task fails with the error.
             ``"skip"``: it has no result. ``"yield"``: its result is a ``Failed``. A sink, in a streaming chain: it gets
             a dict with ``record``, ``error`` and ``tries``, exactly once. All but the first add 1 to the counter
-            ``failed``.
+            ``failed``. A budget that is exhausted fails the task in any case, because each further record would fail.
         lifespan: an async context manager that is entered once in each task, such as a function that opens a session.
         key: a function of the record that gives ``context.key``; by default the key is made from the content.
         rows: whether Spark's records are batches, as in ``mapInArrow`` and ``mapInPandas``, whose rows are the records:

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import describe, show
+from protocol.errors import NoRestart
 from protocol.in_flight import Flight, InFlight
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import decode_entry, decode_state, encode_entry, encode_state
@@ -261,7 +262,9 @@ class AsyncStage(SubtaskOperator):
         return content_key(self._settings.name, input.encoded or encode_entry(input.record))
 
     def _failed(self, record: Any, error: Exception, tries: int) -> _Result:
-        if self._settings.on_error == "raise":
+        # What each further record would meet, such as an exhausted budget, is not left out: one by
+        # one, all of them would be lost quietly.
+        if self._settings.on_error == "raise" or isinstance(error, NoRestart):
             if isinstance(error, TimeoutError) and not str(error) and self._settings.timeout_s is not None:
                 error = TimeoutError(f"no result within {self._settings.timeout_s:g} s, {tries} times")
             error.add_note(f"in {self._settings.name}, for the record {show(record)}")
