@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pandas as pd
 import pyarrow as pa
@@ -109,6 +111,28 @@ async def test_checkpoints_complete_while_the_limit_is_reached() -> None:  # H18
         task = await world.launch_operator(0)
         await world.advance(10.0)
         assert task.outputs == [2 * number for number in range(10)]
+
+
+async def test_a_coroutine_that_nothing_else_refers_to_is_not_collected() -> None:  # H180
+    """A loop keeps no task alive, and this one waits for an object that only itself has."""
+    events: WeakSet[asyncio.Event] = WeakSet()
+
+    async def call(number: int) -> str:
+        if number:
+            while not events:  # noqa: ASYNC110 - no object may refer to what is waited for
+                await asyncio.sleep(0.0)
+            gc.collect()
+            for event in list(events):
+                event.set()
+            return "collected"
+        event = asyncio.Event()
+        events.add(event)
+        await event.wait()
+        return "woken"
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call), [0, 1])
+        assert task.outputs == ["woken", "collected"]
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------

@@ -194,4 +194,4 @@ def test_a_partition_may_be_any_iterable(records: Any) -> None:
 def test_an_action_of_spark_is_refused_with_where_it_belongs() -> None:  # H165
     handle = OperatorHandle(an_endpoint(), dict, lambda: None)
     with pytest.raises(TypeError, match=r"collect\(\) is an action of Spark, .* sidecar\.run\(rows\.collect\)"):
-        handle.subtask(RDD.__new__(RDD).collect)
+        handle.subtask(RDD.__new__(RDD).collect)  # type: ignore[arg-type]

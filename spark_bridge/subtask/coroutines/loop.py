@@ -48,6 +48,7 @@ class TaskLoop:
     def __init__(self, channel: TaskChannel, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._channel = channel
         self._submitted: deque[Callable[[], object]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._woken = False
         self._nudging = False
         self._parts = parts_here()
@@ -69,7 +70,9 @@ class TaskLoop:
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run ``coroutine`` as a task, which has its own copy of the context variables. For the loop's thread."""
-        self.loop.create_task(coroutine)
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)  # a loop keeps no task alive: one that nothing else refers to would be collected
+        task.add_done_callback(self._tasks.discard)
 
     def run(self, make: Callable[[], Awaitable[T]]) -> T:
         """Await on the loop what ``make`` returns. Raises ``AttemptOver`` if the attempt ends meanwhile."""
