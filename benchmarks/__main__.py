@@ -62,6 +62,7 @@ FIGURES = {
     "split_dispatch": "split_dispatch",
     "work_item": "parts",
     "permit": "parts",
+    "async_records": "async_records",
     "shared_value": "parts",
     "group_call": "group",
     "all_reduce_route": "all_reduce_routes",

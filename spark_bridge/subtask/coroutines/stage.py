@@ -87,7 +87,8 @@ class AsyncStage(SubtaskOperator):
         self._settings = settings
         self._flights: InFlight[_Record] = InFlight(settings.limit, ordered=settings.ordered)
         self._landed: deque[tuple[Flight[_Record], _Result]] = deque()  # not yet known to ``_flights``
-        self._operator = settings.call() if settings.is_class else AsyncOperator()
+        self._by_class = settings.is_class  # looked up once: it inspects the function (``async_records``)
+        self._operator = settings.call() if self._by_class else AsyncOperator()
         self._resources = AsyncExitStack()
         self._lifespan: tuple[Any, ...] = ()
         self._taken = 0  # how many records of this input are in flight or have left
@@ -238,8 +239,11 @@ class AsyncStage(SubtaskOperator):
             tries += 1
             context = RecordContext(self._context, partial(self._key, input), tries)
             try:
-                async with asyncio.timeout(settings.timeout_s):
+                if settings.timeout_s is None:  # asyncio's own context costs as much as a call: ``async_records``
                     value = await self._call(context, input.record)
+                else:
+                    async with asyncio.timeout(settings.timeout_s):
+                        value = await self._call(context, input.record)
             except Exception as error:
                 pause_s = settings.retry.pause_after(tries, error)
                 if pause_s is None:
@@ -250,7 +254,7 @@ class AsyncStage(SubtaskOperator):
 
     def _call(self, context: RecordContext, record: Any) -> Awaitable[Any]:
         settings = self._settings
-        if settings.is_class:
+        if self._by_class:
             return self._operator.process_record(context, record)
         given = (*self._lifespan, record)
         awaitable: Awaitable[Any] = settings.call(context, *given) if settings.with_context else settings.call(*given)
