@@ -105,6 +105,7 @@ FITS: dict[Any, list[Any]] = {
 CALLED_BY_HEADGATE = (
     headgate.OperatorCoordinator,
     headgate.SubtaskOperator,
+    headgate.AsyncOperator,
     headgate.sources.Source,
     headgate.sources.SplitEnumerator,
     headgate.sinks.TwoPhaseSink,
@@ -123,6 +124,8 @@ MADE_BY_HEADGATE = {
         "SubtaskContext",
         "GroupMember",
         "PermitUse",
+        "RecordContext",
+        "Failed",
         "Reservation",
         "FailureReason",
         "Distribution",
@@ -160,7 +163,7 @@ NOT_FOR_USERS: dict[str, str] = {
                 "actors.testing.VirtualClock.sleep",
             ),
             *("actors.Clock.call_later", "actors.Clock.sleep", "testing.OperatorTask.restore", "testing.Task.restore"),
-            *("testing.OperatorTask.wait", "testing.Case.run"),
+            *("testing.OperatorTask.wait", "testing.Case.run", "Retry.pause_after"),
         ],
         _ENGINE,
     ),
@@ -168,6 +171,7 @@ NOT_FOR_USERS: dict[str, str] = {
         [
             *("SubtaskGateway.send_event", "SubtaskGateway.send_event_nowait", "SubtaskContext.count"),
             "SubtaskContext.observe",
+            *(f"types.RecordContext.{name}" for name in ("count", "observe", "request")),
             *("types.LiveGateways.send", "types.LiveGateways.broadcast", "types.LiveGateways.broadcast_nowait"),
             *("sources.SplitEnumeratorContext.send_event", "actors.Reply.fail"),
         ],
@@ -185,7 +189,7 @@ NOT_FOR_USERS: dict[str, str] = {
 }
 """Public functions whose arguments are not checked. The reason for each."""
 
-CHECKED_WHEN_AWAITED = {"actors.ActorRef.ask"}
+CHECKED_WHEN_AWAITED = {"actors.ActorRef.ask", "SubtaskContext.request_async"}
 """They are called for each message, and look at their arguments themselves."""
 
 HINTS: dict[str, Any] = {
@@ -197,6 +201,7 @@ ANYTHING: dict[str, str] = {
     "OperatorHandle.subtask(operator)": "has a separate check, which knows what operators and chains are",
     "OperatorHandle.run(operator)": "the same",
     "types.AsyncOperatorHandle.run(operator)": "the same",
+    "Cache.get_async(make)": "any function: what it returns is awaited if it can be",
     "chain(unnamed)": "every stage needs a name, so whatever is given without one is refused",
     "GroupMember.all_reduce(array)": "NumPy says what it can make an array of",
     "actors.DirectActor.handle(context)": "a user overrides it, and Headgate calls it",

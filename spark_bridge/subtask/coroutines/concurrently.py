@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import AT_LEAST_1, POSITIVE, checked
+from protocol.arguments import AT_LEAST_1, POSITIVE, checked, given
 from protocol.describing import name_of, show
 from spark_bridge.subtask.coroutines.calls import AsyncOperator, Settings, is_async
 from spark_bridge.subtask.coroutines.retry import NO_RETRY, Retry
@@ -94,9 +94,11 @@ def concurrently(
     made = Concurrently(function, limit, ordered, timeout_s, retry, on_error, lifespan, key, rows, schema)
     with_context = _check_call(made)
     if isinstance(on_error, str) and on_error not in ("raise", "skip", "yield"):
-        raise ValueError(f'on_error must be "raise", "skip", "yield" or a sink, not {show(on_error)}')
+        raise ValueError(
+            'on_error must be "raise", "skip", "yield" or a sink, not ' + given("on_error", on_error, None)
+        )
     if not isinstance(on_error, str) and not hasattr(on_error, "writer"):
-        raise TypeError(f'on_error must be "raise", "skip", "yield" or a sink, not {show(on_error)}')
+        raise TypeError('on_error must be "raise", "skip", "yield" or a sink, not ' + given("on_error", on_error, None))
     if schema is not None and not rows:
         raise ValueError("schema is that of the batches that rows=True makes: pass both, or none")
     return replace(made, with_context=with_context)
@@ -119,14 +121,15 @@ def _check_call(stage: Concurrently) -> bool:
     if not is_async(call):
         advice = "return one result for each record, which may be a list" if inspect.isasyncgenfunction(made_by) else ""
         raise TypeError(
-            f"concurrently() needs an async function of a record, or the class of an AsyncOperator, not {show(call)}: "
+            f"concurrently() needs an async function of a record, or the class of an AsyncOperator, not "
+            f"{given('function', call, None)}: "
             + (advice or "write `async def`, or pass a plain function of the records as it is")
         )
-    given = ["record"] if stage.lifespan is None else ["what lifespan gives", "record"]
+    arguments = ["record"] if stage.lifespan is None else ["what lifespan gives", "record"]
     takes = _takes(call)
-    if not 0 <= takes - len(given) <= 1:
+    if not 0 <= takes - len(arguments) <= 1:
         raise TypeError(
-            f"{show(call)} needs {takes} arguments, but is given {' and '.join(given)}, after a context if it takes "
-            f"{len(given) + 1}"
+            f"{show(call)} needs {takes} arguments, but gets {' and '.join(arguments)}, after a context if it takes "
+            f"{len(arguments) + 1}"
         )
-    return takes > len(given)
+    return takes > len(arguments)

@@ -89,7 +89,9 @@ def test_each_key_is_asked_for_once_though_a_worker_is_killed(spark: SparkSessio
     twice = [key for key, count in began.items() if count > 1]
     assert str(fatal) in twice
     assert len(twice) <= 50, "at most what the killed worker had in flight"
-    assert figures["computed_total"] == sum(began.values()) == KEYS + len(twice)
+    assert sum(began.values()) == KEYS + len(twice)
+    # The killed worker may have been told to compute keys that it had not begun.
+    assert sum(began.values()) <= figures["computed_total"] <= sum(began.values()) + 50
     assert (figures["entries"], figures["computing"], figures["waiting"]) == (KEYS, 0, 0)
     assert figures["hit_share"] > 0.5
 
@@ -113,7 +115,7 @@ def test_two_sessions_of_one_program_share_what_is_durable(spark: SparkSession, 
         job = sidecar.coordinate("ask", parallelism=2, uses=[cache])
         first = job.run(job.subtask(ask(cache)))
         again = sidecar.cache("geocode", durable=True)
-        with pytest.raises(SidecarError, match="another durable cache of this name is in use"):
+        with pytest.raises(SidecarError, match="another durable part of this kind and name is in use"):
             sidecar.coordinate("other", parallelism=1, uses=[again])
         sidecar.release("ask")
         job = sidecar.coordinate("other", parallelism=1, uses=[again])

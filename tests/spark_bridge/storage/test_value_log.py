@@ -138,8 +138,11 @@ def test_what_was_shown_survives_a_kill_at_any_moment(tmp_path: Path, seed: int)
                     break
             said += [int(line.split()[1]) for line in process.stdout if line.endswith("\n")]
         found = dict(opened(str(tmp_path)).load())
-        for number in said[-value_writer.KEPT :]:
-            assert found[b"%d" % number] == value_writer.value_of(number)
+        newest = max(map(int, found))  # it may have written more, and forgotten older ones, than it could say
+        assert newest >= said[-1]
+        for number in said:
+            if number > newest - value_writer.KEPT:
+                assert found[b"%d" % number] == value_writer.value_of(number)
         assert len(files_of(tmp_path)) <= FILES_MAX + 2
 
 
@@ -189,7 +192,9 @@ async def test_entries_that_come_together_are_written_together(tmp_path: Path) -
             port.append(b"%d" % number, b"v")
         await user.until(lambda user: len(user.shown) == 1000)
         assert len(files_of(tmp_path)) == 1
-        with pytest.raises(StorageError, match="another durable cache of this name is in use: pass the same one"):
+        with pytest.raises(
+            StorageError, match="another durable part of this kind and name is in use: pass the same one"
+        ):
             await use(session.values("geocode"))
         port.close()
         assert len((await use(session.values("geocode"))).shown) == 1000
