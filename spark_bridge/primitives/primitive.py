@@ -7,10 +7,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator
 from protocol.arguments import Rule
+from protocol.attempts import FailureReason
 from protocol.errors import GatewayFull, LocalProtocolError
 from spark_bridge.primitives.counters.task import CountersPart
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -95,3 +96,62 @@ class Primitive(ABC):
     @abstractmethod
     def task_part(self) -> Callable[[], SubtaskOperator]:
         """Return what makes a task's half. It is pickled; see ``elsewhere`` for a sidecar in another process."""
+
+
+class Desk(Protocol):
+    """What one part does for the tasks of all operators that use it. On the loop."""
+
+    async def attach(self, half: Any, /) -> None: ...
+    async def detach(self, half: Any, /) -> None: ...
+    def forget(self, half: Any, subtask: int | None = None, attempt: int | None = None, /) -> None: ...
+
+
+D = TypeVar("D", bound=Desk)
+
+
+class Half(OperatorCoordinator, Generic[D]):
+    """The half of one operator: passes on what its tasks want to a desk, which forgets attempts that are over (H176).
+
+    It has no state in checkpoints. ``kind``: what the part is, with an article.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, name: str, desk: D, operator_id: str) -> None:
+        self._name = name
+        self._desk = desk
+        self.operator_id = operator_id
+        self.context: CoordinatorContext
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
+        self.clock = context.clock
+        await self._desk.attach(self)
+
+    async def close(self) -> None:
+        if hasattr(self, "clock"):
+            await self._desk.detach(self)
+
+    @property
+    def now(self) -> float:
+        """The time of the sidecar's clock."""
+        return self.clock.now()
+
+    def forget(self, subtask: int | None = None, attempt: int | None = None) -> None:
+        """These attempts are over; by default all of the operator."""
+        self._desk.forget(self, subtask, attempt)
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self.forget(subtask, attempt)
+
+    async def subtask_finished(self, subtask: int, attempt: int) -> None:
+        self.forget(subtask, attempt)
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self.forget()
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        if state:
+            raise not_the_state_of(self.kind, self._name)
+        if hasattr(self, "clock"):  # a restore comes before `start`
+            self.forget()

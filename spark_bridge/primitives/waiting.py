@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from protocol.errors import GatewayFull, ProtocolError
@@ -86,6 +87,26 @@ class Unsent:
     def _send_later(self, by: OnThread) -> None:
         with suppress(ProtocolError):  # the attempt is over
             self.send(by)
+
+
+class Block:
+    """``async with`` ends as ``with`` does, because nothing waits at the end of a block."""
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        raise NotImplementedError
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(exception_type, exception, traceback)
 
 
 def waiting_here(context: SubtaskContext) -> OnThread:

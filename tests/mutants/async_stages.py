@@ -69,9 +69,13 @@ calls-outlive-their-attempt [new; H26]
 records-share-context-variables [found; H180]
   What one record sets in a context variable is found by the next.
   @ spark_bridge.subtask.coroutines.loop:TaskLoop.start
-  - self.loop.create_task(coroutine)
+  - task = self.loop.create_task(coroutine)
   + import contextvars; \
-self.loop.create_task(coroutine, context=self.__dict__.setdefault("_shared", contextvars.copy_context()))
+task = self.loop.create_task(coroutine, context=self.__dict__.setdefault("_shared", contextvars.copy_context()))
+coroutines-are-collected [found; H180]
+  A coroutine that nothing else refers to is collected, and its task fails.
+  @ spark_bridge.subtask.coroutines.loop:TaskLoop.start
+  - self._tasks.add(task)
 results-that-wait-for-their-batch-are-lost [found; H180]
   A checkpoint is taken while results wait for the rest of their batch, and has none of them.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state

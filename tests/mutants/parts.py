@@ -61,10 +61,10 @@ counts-are-in-no-snapshot [new; H101]
   A restored task counts from zero.
   @ spark_bridge.primitives.counters.task:CountersPart.snapshot_state
   ~ return self._book.to_bytes() => return b""
-place-of-a-lost-attempt-is-lost [new; H111]
-  An attempt that is over keeps its place among the users.
-  @ spark_bridge.primitives.permits.driver:_Coordinator.subtask_failed
-  - self._forget(subtask, attempt)
+place-of-a-lost-attempt-is-lost [new; H111 H183]
+  An attempt that is over keeps its place among the users, and the keys that it computes.
+  @ spark_bridge.primitives.primitive:Half.subtask_failed
+  - self.forget(subtask, attempt)
 one-user-too-many [new; H111]
   One more user is let in than allowed.
   @ spark_bridge.primitives.permits.book:PermitBook._serve_waiting
@@ -121,7 +121,7 @@ lost-reservation-comes-back [new; H182]
 lost-attempt-is-not-heard-of [new; H182]
   The budget does not hear that an attempt is lost.
   @ spark_bridge.primitives.budget.driver:_Coordinator.subtask_failed
-  - self._desk.forget(self, subtask, attempt)
+  - await super().subtask_failed(subtask, attempt, reason)
 ceiling-is-written-after-the-grant [new; H182]
   More is reserved than the ceiling that is in the storage.
   @ spark_bridge.primitives.budget.book:BudgetBook.serve
@@ -146,10 +146,6 @@ value-on-its-way-is-computed-again [new; H183]
   While a value is written to the storage, another one computes it.
   @ spark_bridge.primitives.cache.book:CacheBook.get
   ~ key in self._leased or key in self.arriving => key in self._leased
-lease-of-a-lost-attempt-is-kept [new; H183]
-  Those that wait for a value of a lost attempt wait without end.
-  @ spark_bridge.primitives.cache.driver:_Coordinator.subtask_failed
-  - self._desk.forget(self, subtask, attempt)
 lease-goes-to-another-call-of-the-lost-attempt [new; H183]
   What an attempt that is over computed is given to another call of it.
   @ spark_bridge.primitives.cache.book:CacheBook.forget

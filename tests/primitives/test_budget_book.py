@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 
 from spark_bridge.primitives.budget.book import (
-    Asker,
     BudgetBook,
     BudgetEffect,
     Exhausted,
     Reserved,
-    Ticket,
     Withdraw,
 )
 from spark_bridge.primitives.budget.driver import shown
 from spark_bridge.primitives.budget.task import units_of
+from spark_bridge.primitives.tickets import Asker, Ticket
 
 A, B, C = (Ticket(Asker("op", subtask, 0), 1) for subtask in range(3))
 

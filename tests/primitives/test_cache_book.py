@@ -13,13 +13,12 @@ from spark_bridge.primitives.cache import book as module
 from spark_bridge.primitives.cache.book import (
     ENTRY_BYTES,
     Answer,
-    Asker,
     CacheBook,
     CacheEffect,
     Lease,
-    Ticket,
     Withdraw,
 )
+from spark_bridge.primitives.tickets import Asker, Ticket
 
 A, B, C = (Ticket(Asker("op", subtask, subtask), 1) for subtask in range(3))
 LEASE_S = 10.0

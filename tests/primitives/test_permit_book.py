@@ -17,9 +17,10 @@ import anyio
 import pytest
 
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
-from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket, Withdraw
+from spark_bridge.primitives.permits.book import Grant, PermitBook, PermitEffect, Withdraw
 from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, Permit, RateSchedule
 from spark_bridge.primitives.permits.task import PermitsInTask, PermitsPart
+from spark_bridge.primitives.tickets import Asker, Ticket
 from spark_bridge.subtask.errors import TimedOut
 from tests.primitives.stand_ins import open_alone
 

@@ -24,24 +24,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from spark_bridge.primitives.tickets import Ticket
+
 UNITS = 10**9
 STEPS = 100
 """The ceiling is raised by this fraction of the total."""
-
-
-class Asker(NamedTuple):
-    """An attempt."""
-
-    operator_id: str
-    subtask: int
-    attempt: int
-
-
-class Ticket(NamedTuple):
-    """A request. ``number`` is the asker's own, and is used once."""
-
-    asker: Asker
-    number: int
 
 
 class Reserved(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply
+from actors.coordination import OperatorCoordinator, Reply
 from actors.logs import get_logger
 from protocol.arguments import NAME, checked
 from protocol.attempts import FailureReason
@@ -19,16 +19,15 @@ from protocol.describing import show
 from protocol.errors import SAME_RELEASE, RemoteProtocolError
 from spark_bridge.primitives.budget.book import (
     UNITS,
-    Asker,
     BudgetBook,
     BudgetEffect,
     Exhausted,
     Reserved,
-    Ticket,
     Withdraw,
 )
 from spark_bridge.primitives.budget.task import AMOUNT, AMOUNT_MAX, BudgetInTask, BudgetPart, units_of
-from spark_bridge.primitives.primitive import Primitive, not_the_state_of
+from spark_bridge.primitives.primitive import Half, Primitive
+from spark_bridge.primitives.tickets import Asker, Ticket
 from spark_bridge.storage import StorageFenced
 from spark_bridge.storage.port import ValuePort, ValueUser
 from spark_bridge.subtask.errors import BudgetExhausted
@@ -255,33 +254,18 @@ def shown(units: int) -> str:
     return f"{(Decimal(units) / UNITS).normalize():f}"
 
 
-class _Coordinator(OperatorCoordinator):
+class _Coordinator(Half[_Desk]):
     """Passes on what one operator's tasks want.
 
     Attributes:
         refused: subtask and attempt of those that were told that the budget is exhausted.
     """
 
+    kind = "a budget"
+
     def __init__(self, name: str, desk: _Desk, operator_id: str) -> None:
-        self._name = name
-        self._desk = desk
-        self.operator_id = operator_id
+        super().__init__(name, desk, operator_id)
         self.refused: set[tuple[Any, ...]] = set()
-        self.context: CoordinatorContext
-
-    async def start(self, context: CoordinatorContext) -> None:
-        self.context = context
-        self.clock = context.clock
-        await self._desk.attach(self)
-
-    async def close(self) -> None:
-        if hasattr(self, "clock"):
-            await self._desk.detach(self)
-
-    @property
-    def now(self) -> float:
-        """The time of the sidecar's clock."""
-        return self.clock.now()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         match request:
@@ -304,25 +288,13 @@ class _Coordinator(OperatorCoordinator):
                 raise RemoteProtocolError(f"not an event of a budget: {show(event, 80)}; {SAME_RELEASE}")
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._desk.forget(self, subtask, attempt)
-        if (subtask, attempt) in self.refused and BudgetExhausted.__name__ in reason.text:
+        was_refused = (subtask, attempt) in self.refused
+        await super().subtask_failed(subtask, attempt, reason)
+        if was_refused and BudgetExhausted.__name__ in reason.text:
             self.context.fail_job(BudgetExhausted(self._desk.exhausted()))
-        self.refused.discard((subtask, attempt))
 
-    async def subtask_finished(self, subtask: int, attempt: int) -> None:
-        self._forget(subtask, attempt)
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        self._forget()
-
-    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        if state:
-            raise not_the_state_of("a budget", self._name)
-        if hasattr(self, "clock"):  # a restore comes before `start`
-            self._forget()
-
-    def _forget(self, subtask: int | None = None, attempt: int | None = None) -> None:
-        self._desk.forget(self, subtask, attempt)
+    def forget(self, subtask: int | None = None, attempt: int | None = None) -> None:
+        super().forget(subtask, attempt)
         if subtask is None:
             self.refused.clear()
         else:

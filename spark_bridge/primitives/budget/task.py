@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from protocol.arguments import WAIT, Rule, checked
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.budget.book import UNITS
-from spark_bridge.primitives.waiting import OnLoop, OnThread, Unsent, finished, waiting_here
+from spark_bridge.primitives.waiting import Block, OnLoop, OnThread, Unsent, finished, waiting_here
 from spark_bridge.subtask.context import refuse_on_loop
 from spark_bridge.subtask.errors import BudgetExhausted, TimedOut
 from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
@@ -107,7 +107,7 @@ class BudgetPart(TaskPart):
         self._unsent.send(waiting_here(self._context))
 
 
-class Reservation:
+class Reservation(Block):
     """A part of a budget for one use: ``with budget.reserve(0.02) as spent:``, or ``async with`` in a coroutine.
 
     It is for one block. At its end, what was reserved is spent, also if the block raises, unless ``settle`` or
@@ -183,14 +183,6 @@ class Reservation:
         self._number = await part.reserve_async(self._units, self._timeout_s)
         self._part, self._open = part, True
         return self
-
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(exception_type, exception, traceback)
 
 
 class BudgetInTask(PartInTask):

@@ -33,25 +33,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spark_bridge.primitives.tickets import Asker, Ticket
+
 ENTRY_BYTES = 256
 """What an entry takes besides its key and its value."""
 LEASED_BYTES_MAX = 64 * 2**20
 """The keys of all tickets of an attempt together, each with ``ENTRY_BYTES`` (H157)."""
-
-
-class Asker(NamedTuple):
-    """An attempt."""
-
-    operator_id: str
-    subtask: int
-    attempt: int
-
-
-class Ticket(NamedTuple):
-    """A call of ``get``. ``number`` is the asker's own, and is used once."""
-
-    asker: Asker
-    number: int
 
 
 class Answer(NamedTuple):

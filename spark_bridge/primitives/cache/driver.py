@@ -10,15 +10,15 @@ from typing import Any
 
 import anyio
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply
+from actors.coordination import OperatorCoordinator, Reply
 from actors.logs import get_logger
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
-from protocol.attempts import FailureReason
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, LocalProtocolError, RemoteProtocolError
-from spark_bridge.primitives.cache.book import Answer, Asker, CacheBook, CacheEffect, Lease, Ticket
+from spark_bridge.primitives.cache.book import Answer, CacheBook, CacheEffect, Lease
 from spark_bridge.primitives.cache.task import KEY_BYTES_MAX, VALUE_BYTES_MAX, CacheInTask, CachePart
-from spark_bridge.primitives.primitive import Primitive, not_the_state_of
+from spark_bridge.primitives.primitive import Half, Primitive
+from spark_bridge.primitives.tickets import Asker, Ticket
 from spark_bridge.storage.port import ValuePort, ValueUser
 from spark_bridge.subtask.operator import SubtaskOperator
 
@@ -145,7 +145,7 @@ class _Desk:
                 self._port = port
             self._halves[half.operator_id] = half
 
-    def detach(self, half: _Coordinator) -> None:
+    async def detach(self, half: _Coordinator) -> None:
         """It has ended."""
         self._halves.pop(half.operator_id, None)
         self.forget(half)
@@ -270,28 +270,10 @@ class _Desk:
         self.carry_out(self.book.pass_time(half.now), half.now)
 
 
-class _Coordinator(OperatorCoordinator):
+class _Coordinator(Half[_Desk]):
     """Passes on what one operator's tasks want."""
 
-    def __init__(self, name: str, desk: _Desk, operator_id: str) -> None:
-        self._name = name
-        self._desk = desk
-        self.operator_id = operator_id
-        self.context: CoordinatorContext
-
-    async def start(self, context: CoordinatorContext) -> None:
-        self.context = context
-        self.clock = context.clock
-        await self._desk.attach(self)
-
-    async def close(self) -> None:
-        if hasattr(self, "clock"):
-            self._desk.detach(self)
-
-    @property
-    def now(self) -> float:
-        """The time of the sidecar's clock."""
-        return self.clock.now()
+    kind = "a cache"
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         asker, desk = Asker(self.operator_id, subtask, attempt), self._desk
@@ -314,18 +296,3 @@ class _Coordinator(OperatorCoordinator):
                 self._desk.local_hits += count
             case _:
                 raise RemoteProtocolError(f"not an event of a cache: {show(event, 80)}; {SAME_RELEASE}")
-
-    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._desk.forget(self, subtask, attempt)
-
-    async def subtask_finished(self, subtask: int, attempt: int) -> None:
-        self._desk.forget(self, subtask, attempt)
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        self._desk.forget(self)
-
-    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        if state:
-            raise not_the_state_of("a cache", self._name)
-        if hasattr(self, "clock"):  # a restore comes before `start`
-            self._desk.forget(self)

@@ -36,23 +36,9 @@ from itertools import count
 from typing import NamedTuple
 
 from spark_bridge.primitives.permits.schedule import AHEAD_S, Permit, RateSchedule
+from spark_bridge.primitives.tickets import Asker, Ticket
 
 _ROUNDING_S = 1e-6
-
-
-class Asker(NamedTuple):
-    """An attempt."""
-
-    operator_id: str
-    subtask: int
-    attempt: int
-
-
-class Ticket(NamedTuple):
-    """A request. ``number`` is the asker's own, and never comes again after it was given up or released."""
-
-    asker: Asker
-    number: int
 
 
 class Grant(NamedTuple):

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, Reply, SubtaskGateway
+from actors.coordination import OperatorCoordinator, Reply, SubtaskGateway
 from protocol.arguments import AT_LEAST_1, NAME, POSITIVE, checked
-from protocol.attempts import FailureReason
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, RemoteProtocolError
-from spark_bridge.primitives.permits.book import Asker, Grant, PermitBook, PermitEffect, Ticket
+from spark_bridge.primitives.permits.book import Grant, PermitBook, PermitEffect
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import WEIGHT_MAX, PermitsInTask, PermitsPart
-from spark_bridge.primitives.primitive import Primitive, not_the_state_of, tell_all
+from spark_bridge.primitives.primitive import Half, Primitive, tell_all
+from spark_bridge.primitives.tickets import Asker, Ticket
 from spark_bridge.subtask.operator import SubtaskOperator
 
 
@@ -108,11 +108,11 @@ class _Desk:
         self._replies: dict[Ticket, Reply] = {}
         self._timer: float | None = None
 
-    def attach(self, half: _Coordinator) -> None:
+    async def attach(self, half: _Coordinator) -> None:
         """An operator uses these permits."""
         self._halves[half.operator_id] = half
 
-    def detach(self, half: _Coordinator) -> None:
+    async def detach(self, half: _Coordinator) -> None:
         """It has ended."""
         self._halves.pop(half.operator_id, None)
         self.forget(half)
@@ -157,28 +157,10 @@ class _Desk:
         self.carry_out(self.book.pass_time(half.now), half.now)
 
 
-class _Coordinator(OperatorCoordinator):
+class _Coordinator(Half[_Desk]):
     """Passes on what one operator's tasks want."""
 
-    def __init__(self, name: str, desk: _Desk, operator_id: str) -> None:
-        self._name = name
-        self._desk = desk
-        self.operator_id = operator_id
-        self.context: CoordinatorContext
-
-    async def start(self, context: CoordinatorContext) -> None:
-        self.context = context
-        self.clock = context.clock
-        self._desk.attach(self)
-
-    async def close(self) -> None:
-        if hasattr(self, "clock"):
-            self._desk.detach(self)
-
-    @property
-    def now(self) -> float:
-        """The time of the sidecar's clock."""
-        return self.clock.now()
+    kind = "permits"
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         match request:
@@ -220,21 +202,3 @@ class _Coordinator(OperatorCoordinator):
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         if self._desk.contended:
             await gateway.send_event(self._contended(), urgent=True)
-
-    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        self._forget(subtask, attempt)
-
-    async def subtask_finished(self, subtask: int, attempt: int) -> None:
-        self._forget(subtask, attempt)
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        self._forget()
-
-    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        if state:
-            raise not_the_state_of("permits", self._name)
-        if hasattr(self, "clock"):  # a restore comes before `start`
-            self._forget()
-
-    def _forget(self, subtask: int | None = None, attempt: int | None = None) -> None:
-        self._desk.forget(self, subtask, attempt)

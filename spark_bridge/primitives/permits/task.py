@@ -28,7 +28,7 @@ from protocol.arguments import AT_LEAST_1, WAIT, between, checked
 from protocol.describing import show
 from protocol.errors import SAME_RELEASE, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S
-from spark_bridge.primitives.waiting import OnLoop, OnThread, Unsent, finished, waiting_here
+from spark_bridge.primitives.waiting import Block, OnLoop, OnThread, Unsent, finished, waiting_here
 from spark_bridge.subtask.context import refuse_on_loop
 from spark_bridge.subtask.errors import TimedOut
 from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
@@ -251,7 +251,7 @@ class PermitsPart(TaskPart):
         return self._context.now()
 
 
-class PermitUse:
+class PermitUse(Block):
     """One use of permits with a weight, such as the tokens of a call: ``with permits.weight(1200) as used:``.
 
     ``async with`` waits in a coroutine. It is for one ``with`` block. Raises as ``Permits.acquire``.
@@ -314,16 +314,8 @@ class PermitUse:
         self._part = part
         return self
 
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(exception_type, exception, traceback)
 
-
-class PermitsInTask(PartInTask):
+class PermitsInTask(PartInTask, Block):
     """``Permits`` in a task."""
 
     _kind = "permits"
@@ -387,11 +379,3 @@ class PermitsInTask(PartInTask):
 
     async def __aenter__(self) -> None:
         await self.acquire_async()
-
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.release()

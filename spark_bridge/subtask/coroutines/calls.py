@@ -114,7 +114,7 @@ class AsyncOperator:
 @event("headgate.Failed")
 @dataclass(frozen=True)
 class Failed:
-    """A record without a result, as ``on_error="yield"`` gives it to the next stage and a sink of failures writes it.
+    """A record without a result, as ``on_error="yield"`` gives it to the next stage.
 
     Attributes:
         record: the record.

@@ -61,9 +61,9 @@ def concurrently(
 ) -> Concurrently:
     """Call an async function for each record, many at a time: in ``handle.run``, ``handle.subtask`` or ``chain``.
 
-    ``concurrently(enrich, limit=200)`` is a stage whose outputs are the results of ``await enrich(record)``. Each task
-    has one event loop on a separate thread, whatever its other thread waits for. Records are taken only as there is
-    capacity, and results that nobody takes hold back new records.
+    ``concurrently(enrich, limit=200)`` is a stage whose outputs are the results of ``await enrich(record)``. In each
+    task the stage has an event loop on a separate thread, so its calls go on whatever the task's own thread waits for.
+    Records are taken only as there is capacity, and results that nobody takes hold back new records.
 
     In a streaming ``chain``, a checkpoint holds each record in flight, and each result that has not left with its
     events and counts. So after a restore every record has exactly one result downstream, and a call whose result is in
@@ -109,7 +109,7 @@ def _check_call(stage: Concurrently) -> bool:
     call = stage.call
     made_by = call.func if isinstance(call, partial) else call
     if isinstance(call, AsyncOperator):
-        raise TypeError(f"{show(call)} is an AsyncOperator, but each task makes its own: pass the class, or a factory")
+        raise TypeError(f"{show(call)} is an AsyncOperator, but each task makes its own: pass its class")
     if isinstance(made_by, type) and issubclass(made_by, AsyncOperator):
         if stage.lifespan is not None:
             raise TypeError("an AsyncOperator has start() and stop(), so it needs no lifespan: pass one of the two")
@@ -129,7 +129,7 @@ def _check_call(stage: Concurrently) -> bool:
     takes = _takes(call)
     if not 0 <= takes - len(arguments) <= 1:
         raise TypeError(
-            f"{show(call)} needs {takes} arguments, but gets {' and '.join(arguments)}, after a context if it takes "
-            f"{len(arguments) + 1}"
+            f"{show(call)} needs {takes} arguments, but is given {' and '.join(arguments)}, "
+            f"after a context if it takes {len(arguments) + 1}"
         )
     return takes > len(arguments)
