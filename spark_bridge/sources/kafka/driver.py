@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime
 from functools import cached_property, partial
 from operator import gt, itemgetter
@@ -124,7 +125,8 @@ class KafkaSource(Source):
         return arrow_schema()
 
     @cached_property
-    def _asked(self) -> _Asked:
+    def _asked_for_batches(self) -> _Asked:
+        """Kept, because a stream asks before each micro-batch, once for each partition."""
         return _Asked(self._settings)
 
     @checked()
@@ -136,30 +138,18 @@ class KafkaSource(Source):
         Raises ``SourceUnreachable``; ``ValueError`` if a topic is missing, ``start`` or ``stop`` name no offset of a
         partition, or an offset of ``start`` is not there.
         """
-        found = self._asked.partitions(self._topics)
-        ranges = {one: self._asked.range_of(one) for one in found}
-        starts = {one: low for one, (low, _) in ranges.items()}
-        ends: dict[tuple[str, int], int | None] = dict.fromkeys(found)
-        if not found_later and self._start != "earliest":
-            starts = self._places("start", self._start, ranges)
-        if self._bounded:
-            ends |= self._places("stop", self._stop or "latest", ranges)
+        # Not kept until the next look: a source that ended may stay in the heap until a full run of the garbage collector,
+        # and those are rare in a driver.
+        with closing(_Asked(self._settings)) as asked:
+            found = asked.partitions(self._topics)
+            ranges = {one: asked.range_of(one) for one in found}
+            starts = {one: low for one, (low, _) in ranges.items()}
+            ends: dict[tuple[str, int], int | None] = dict.fromkeys(found)
+            if not found_later and self._start != "earliest":
+                starts = _places("start", self._start, ranges, asked)
+            if self._bounded:
+                ends |= _places("stop", self._stop or "latest", ranges, asked)
         return [SplitAt([*one, ends[one]], starts[one]) for one in found]
-
-    def _places(
-        self, name: str, where: str | datetime | _Offsets, ranges: dict[tuple[str, int], tuple[int, int]]
-    ) -> dict[tuple[str, int], int]:
-        if isinstance(where, str):
-            return {one: high for one, (_, high) in ranges.items()}
-        if isinstance(where, datetime):
-            at = self._asked.offsets_at(ranges, round(where.timestamp() * 1000))
-            return {one: high if at[one] is None else at[one] or 0 for one, (_, high) in ranges.items()}
-        missing = [one for one in ranges if one not in where]
-        if missing:
-            raise ValueError(f"{name} has no offset for these partitions: {missing}; give one for each")
-        if name == "start":
-            _check_starts(where, ranges)
-        return {one: where[one] for one in ranges}
 
     def enumerator(self, state: bytes | None, previous: SplitEnumerator | None = None) -> DiscoveringSplitEnumerator:
         looks = 0 if state is None else 1
@@ -180,13 +170,29 @@ class KafkaSource(Source):
         topic, partition, until = split
         if until is not None:
             return super().next_part(split, position)
-        low, end = self._asked.range_of((topic, partition))
+        low, end = self._asked_for_batches.range_of((topic, partition))
         begin = low if position is None else position
         return None if end <= begin else (SplitAt([topic, partition, end], begin), end)
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
         return partial(KafkaReader, self._settings, self._rate_limit_per_s)
+
+
+def _places(
+    name: str, where: str | datetime | _Offsets, ranges: dict[tuple[str, int], tuple[int, int]], asked: _Asked
+) -> dict[tuple[str, int], int]:
+    if isinstance(where, str):
+        return {one: high for one, (_, high) in ranges.items()}
+    if isinstance(where, datetime):
+        at = asked.offsets_at(ranges, round(where.timestamp() * 1000))
+        return {one: high if at[one] is None else at[one] or 0 for one, (_, high) in ranges.items()}
+    missing = [one for one in ranges if one not in where]
+    if missing:
+        raise ValueError(f"{name} has no offset for these partitions: {missing}; give one for each")
+    if name == "start":
+        _check_starts(where, ranges)
+    return {one: where[one] for one in ranges}
 
 
 def _check_starts(where: _Offsets, ranges: dict[tuple[str, int], tuple[int, int]]) -> None:
@@ -217,6 +223,9 @@ class _Asked:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._client = KafkaClient(settings)
+
+    def close(self) -> None:
+        self._client.close()
 
     def partitions(self, topics: Sequence[str] | str) -> list[tuple[str, int]]:
         """The partitions of the topics, in order."""

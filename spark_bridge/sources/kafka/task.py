@@ -82,7 +82,8 @@ class KafkaClient:
 
         self.api = confluent_kafka
         self.secrets = Secrets("config", settings.config)
-        self._problems: deque[str] = deque(maxlen=3)
+        self._problems = _Problems(self.secrets)
+        # Not a method of this client: in a cycle, sockets stay open until a full run of the garbage collector.
         own = {
             "bootstrap.servers": settings.servers,
             "group.id": settings.group or "headgate",
@@ -91,22 +92,17 @@ class KafkaClient:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
-            "error_cb": self._on_error,
+            "error_cb": self._problems.add,
         }
         # Below "critical", librdkafka logs each of many attempts to connect. Whatever fails for long is raised.
         quiet = {"client.id": "headgate", "log_level": 2}
         with self.secrets.kept():
             self.consumer = confluent_kafka.Consumer({**quiet, **settings.config, **own}, logger=_log)
 
-    def _on_error(self, error: confluent_kafka.KafkaError) -> None:
-        said = self.secrets.shown(_WHEN.sub("", error.str()))
-        if said not in self._problems:
-            self._problems.append(said)
-
     def problems(self) -> str:
         """What the client has said last, for messages."""
-        self.consumer.poll(0)  # calls ``_on_error``; nothing is assigned to a client that only asks
-        return "; ".join(self._problems)
+        self.consumer.poll(0)  # calls ``error_cb``; nothing is assigned to a client that only asks
+        return str(self._problems)
 
     def range_of(self, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
         """The first offset that a partition has, and the one after its last. Raises ``KafkaException``."""
@@ -115,6 +111,22 @@ class KafkaClient:
 
     def close(self) -> None:
         self.consumer.close()
+
+
+class _Problems:
+    """The last errors that a client has reported, each once."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._texts: deque[str] = deque(maxlen=3)
+
+    def add(self, error: confluent_kafka.KafkaError) -> None:
+        said = self._secrets.shown(_WHEN.sub("", error.str()))
+        if said not in self._texts:
+            self._texts.append(said)
+
+    def __str__(self) -> str:
+        return "; ".join(self._texts)
 
 
 class KafkaReader(SplitReader):
