@@ -138,8 +138,7 @@ class KafkaSource(Source):
         Raises ``SourceUnreachable``; ``ValueError`` if a topic is missing, ``start`` or ``stop`` name no offset of a
         partition, or an offset of ``start`` is not there.
         """
-        # Not kept until the next look: a source that ended may stay in the heap until a full run of the garbage collector,
-        # and those are rare in a driver.
+        # Not kept until the next look: a source that ended stays in the heap until a full run of the garbage collector.
         with closing(_Asked(self._settings)) as asked:
             found = asked.partitions(self._topics)
             ranges = {one: asked.range_of(one) for one in found}
