@@ -158,7 +158,7 @@ def test_a_sidecar_beside_the_server_serves_a_client_that_nobody_can_reach(
             assert sidecar.request(OPERATOR, "wrong") == []
         wait_until(lambda: ours(server) == [])
 
-        client_process = start_client(server, "4", program.address, str(program.secret_file))
+        client_process = start_client(server, "10", program.address, str(program.secret_file))
         wait_until(lambda: len(ours(server)) == 3)
         client_process.kill()
         client_process.communicate()
