@@ -71,43 +71,6 @@ class _Record(Flight):
         return [has_output, self.value if has_output else None, self.effects]
 
 
-class _Worker:
-    """A task of the loop between two records: what it awaits then, a future that is done again and again.
-
-    asyncio asks such an object to call ``add_done_callback``, and ``result`` as it goes on. So a worker begins with its
-    next record without another turn of the loop, and without a task, a context and a coroutine for each record, which
-    cost more than all the rest (``async_records``).
-    """
-
-    __slots__ = ("_asyncio_future_blocking", "_go_on", "_loop", "context", "next")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, first: _Record) -> None:
-        self._asyncio_future_blocking = False
-        self._loop = loop
-        self.next: _Record | None = first
-
-    def __await__(self) -> Generator[Any, None, None]:
-        self.next = None
-        self._asyncio_future_blocking = True
-        yield self
-
-    def add_done_callback(self, go_on: Callable[[Any], None], *, context: Context) -> None:
-        self._go_on, self.context = go_on, context
-
-    def go_on(self, record: _Record | None) -> None:
-        """With the next record, or to the end. For callbacks of the loop, in which no task runs."""
-        self.next = record
-        self.context.run(self._go_on, self)
-
-    def result(self) -> None:
-        if self.next is None:
-            raise asyncio.CancelledError
-
-    def cancel(self, msg: Any = None) -> bool:
-        self._loop.call_soon(self.go_on, None)
-        return True
-
-
 class AsyncStage(SubtaskOperator):
     """Runs what ``concurrently`` was given. Its state is consistent wherever it waits or has yielded."""
 
@@ -130,7 +93,9 @@ class AsyncStage(SubtaskOperator):
         self._leaving: _Record | None = None  # one that is being given out
         self._begun: deque[_Record] = deque()  # for the loop's thread, which has not yet seen them
         self._workers: set[asyncio.Task[None]] = set()  # a loop keeps no task alive: it would be collected
-        self._resting: list[_Worker] = []
+        self._resting: list[tuple[asyncio.Future[_Record | None], Context]] = []
+        self._variables = copy_context()  # those that each record finds: of the task's thread
+        self._until_turn = 0  # how many records workers may take before the loop takes its next turn
         self._gathered: list[Any] = []  # values that have left, and are not yet together in a batch
         self._loop: TaskLoop | None = None
         self._context: SubtaskContext[Any]
@@ -230,6 +195,7 @@ class AsyncStage(SubtaskOperator):
         self._begun.append(record)
         if len(self._begun) == 1:
             assert self._loop is not None
+            self._variables = copy_context()
             self._loop.call_soon(self._set_to_work)
 
     def _something_landed(self) -> bool:
@@ -266,66 +232,80 @@ class AsyncStage(SubtaskOperator):
     # --- coroutines, on the loop ----------------------------------------------------------------------------------
 
     def _set_to_work(self) -> None:
-        """Begin what has come. Each record finds the context variables that the task's thread has now."""
+        """Give what has come to workers. While there is more that no worker has, this is called soon."""
         assert self._loop is not None
-        context, loop = copy_context(), self._loop.loop
+        loop = self._loop.loop
+        self._until_turn = self._settings.limit
         while self._begun:
             record = self._begun.popleft()
             while self._resting:
-                worker = self._resting.pop()
-                if _equal(worker.context, context):
-                    worker.go_on(record)
-                    break
-                worker.cancel()
+                rest, variables = self._resting.pop()
+                if not rest.done():
+                    if _equal(variables, self._variables):
+                        rest.set_result(record)
+                        break
+                    rest.set_result(None)
             else:
-                task = loop.create_task(self._work(_Worker(loop, record)), context=context.copy())
+                variables = self._variables.copy()
+                task = loop.create_task(self._work(record, variables), context=variables)
                 self._workers.add(task)
                 task.add_done_callback(self._workers.discard)
 
-    async def _work(self, worker: _Worker) -> None:
-        """Process a record, and more as they come."""
+    async def _work(self, record: _Record | None, variables: Context) -> None:
+        """Process a record, and then others, as long as they would find the same context variables in a new task.
+
+        A task for each record would cost more than all the rest (``async_records``).
+        """
         task = asyncio.current_task()
         assert task is not None and self._loop is not None
-        while (record := worker.next) is not None:
+        landed, begun, create_future = self._landed, self._begun, self._loop.loop.create_future
+        while record is not None:
             try:
-                await self._process(record)
+                try:
+                    record.value = await self._call(record, 1)
+                except Exception as error:
+                    await self._recover(record, error)
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) and task.cancelling():
                     raise  # by the end of the attempt, or of the task
                 record.error = error  # whatever on_error says: an exit ends the task, and so does a
                 # function of the program that fails while it looks at a failure
-            self._landed.append(record)
-            if len(self._landed) == 1:  # otherwise the task's thread has not seen the one before, and will look
+            landed.append(record)
+            if len(landed) == 1:  # otherwise the task's thread has not seen the one before, and will look
                 self._loop.nudge_soon()
             if task.cancelling():
                 return
-            self._resting.append(worker)
-            await worker
-
-    async def _process(self, record: _Record) -> None:
-        settings, tries = self._settings, 0
-        while True:
-            tries += 1
-            try:
-                if settings.timeout_s is None:  # asyncio's own context costs as much as a call: ``async_records``
-                    record.value = await self._call(record, tries)
-                else:
-                    async with asyncio.timeout(settings.timeout_s):
-                        record.value = await self._call(record, tries)
-            except Exception as error:
-                pause_s = settings.retry.pause_after(tries, error)
-                if pause_s is None:
-                    return self._failed(record, error, tries)
-                await asyncio.sleep(pause_s)
+            if begun and self._until_turn and _equal(variables, self._variables):
+                self._until_turn -= 1
+                record = begun.popleft()
             else:
-                return None
+                rest = create_future()
+                self._resting.append((rest, variables))
+                record = await rest
 
     def _call(self, record: _Record, tries: int) -> Awaitable[Any]:
-        if not self._settings.with_context:
-            return self._function(*self._lifespan, record.record)
-        record.effects = []  # those of a try that failed do not happen
-        context = RecordContext(self._context, partial(self._key, record), tries, record.effects)
-        return self._function(context, *self._lifespan, record.record)
+        settings = self._settings
+        if settings.with_context:
+            record.effects = []  # those of a try that failed do not happen
+            context = RecordContext(self._context, partial(self._key, record), tries, record.effects)
+            call = self._function(context, *self._lifespan, record.record)
+        else:
+            call = self._function(*self._lifespan, record.record)
+        return call if settings.timeout_s is None else _within(settings.timeout_s, call)
+
+    async def _recover(self, record: _Record, error: Exception) -> None:
+        """After the first try has failed: try again, or take note of the failure."""
+        tries = 1
+        while (pause_s := self._settings.retry.pause_after(tries, error)) is not None:
+            await asyncio.sleep(pause_s)
+            tries += 1
+            try:
+                record.value = await self._call(record, tries)
+            except Exception as failure:
+                error = failure
+            else:
+                return
+        self._failed(record, error, tries)
 
     def _key(self, record: _Record) -> str:
         if self._settings.key is not None:
@@ -366,6 +346,11 @@ class AsyncStage(SubtaskOperator):
     def merge_states(self, states: dict[int, bytes]) -> bytes:
         """What is in flight in all of them. A position would be that of the same input, which other subtasks refuse."""
         return _state_of(0, (flight for state in states.values() if state for flight in _flights_of(state)))
+
+
+async def _within(timeout_s: float, call: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await call
 
 
 def _equal(one: Context, other: Context) -> bool:
