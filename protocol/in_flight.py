@@ -154,4 +154,5 @@ class InFlight(Generic[FlightT]):
         if self._ordered:
             assert list(self._leaving) == list(self._flights), "results would leave in another order"
         else:
-            assert len(self._leaving) == len(landed) and set(self._leaving) == set(landed), "a result is lost or leaves twice"
+            assert len(self._leaving) == len(landed), "a result is lost or leaves twice"
+            assert set(self._leaving) == set(landed), "what leaves has no result"

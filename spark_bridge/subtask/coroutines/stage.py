@@ -49,12 +49,15 @@ FAILED = "failed"
 """The counter of records without a result."""
 NO_OUTPUT: Any = object()
 END: Any = object()
-NONE: Any = ()
+NO_EFFECTS: Any = ()
 _log = logging.getLogger(__name__)
 
 
 class _Record(Flight):
-    """A record on its way: its encoded form if checkpoints hold it, and its result once it has landed."""
+    """A record on its way: its encoded form if checkpoints hold it, and what its coroutine has made of it.
+
+    The loop's thread writes that before the record is in ``_landed``, and the task's thread reads it afterwards.
+    """
 
     __slots__ = ("effects", "encoded", "error", "record", "value")
 
@@ -62,8 +65,9 @@ class _Record(Flight):
         self.begun = self.landed = False
         self.record = record
         self.encoded = encoded
-        self.effects: Effects = NONE
-        self.error: BaseException | None = None  # that fails the task
+        self.value: Any = NO_OUTPUT
+        self.effects: Effects = NO_EFFECTS
+        self.error: BaseException | None = None  # one that fails the task
 
     def result(self) -> list[Any]:
         """The result with its effects, as a checkpoint holds it."""
@@ -84,12 +88,12 @@ class AsyncStage(SubtaskOperator):
         self._landed: deque[_Record] = deque()  # not yet known to ``_flights``
         by_class = settings.is_class
         self._operator = settings.call() if by_class else AsyncOperator()
-        self._function = self._operator.process_record if by_class else settings.call
+        self._function: Callable[..., Awaitable[Any]] = self._operator.process_record if by_class else settings.call
         self._resources = AsyncExitStack()
         self._lifespan: tuple[Any, ...] = ()
         self._taken = 0  # how many records of this input are in flight or have left
         self._keeps = False  # whether checkpoints hold what is in flight
-        self._started = False
+        self._started = self._stopped = False
         self._leaving: _Record | None = None  # one that is being given out
         self._begun: deque[_Record] = deque()  # for the loop's thread, which has not yet seen them
         self._workers: set[asyncio.Task[None]] = set()  # a loop keeps no task alive: it would be collected
@@ -128,6 +132,7 @@ class AsyncStage(SubtaskOperator):
     async def _stop(self) -> None:
         """Cancel what is in flight, then release what it used."""
         assert self._loop is not None
+        self._stopped = True
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
@@ -192,10 +197,11 @@ class AsyncStage(SubtaskOperator):
 
     def _submit(self, record: _Record) -> None:
         """Have the coroutine of a record begun on the loop. The first one wakes it for all."""
+        if not self._begun:
+            self._variables = copy_context()
         self._begun.append(record)
         if len(self._begun) == 1:
             assert self._loop is not None
-            self._variables = copy_context()
             self._loop.call_soon(self._set_to_work)
 
     def _something_landed(self) -> bool:
@@ -206,6 +212,7 @@ class AsyncStage(SubtaskOperator):
         while self._landed:
             record = self._landed.popleft()
             if record.error is not None:
+                self._context._channel.check()  # whose end has cancelled it
                 raise record.error
             self._flights.land(record)
         if self._flights.waiting:
@@ -257,8 +264,9 @@ class AsyncStage(SubtaskOperator):
         A task for each record would cost more than all the rest (``async_records``).
         """
         task = asyncio.current_task()
-        assert task is not None and self._loop is not None
-        landed, begun, create_future = self._landed, self._begun, self._loop.loop.create_future
+        assert task is not None
+        assert self._loop is not None
+        begun, create_future = self._begun, self._loop.loop.create_future
         while record is not None:
             try:
                 try:
@@ -266,22 +274,32 @@ class AsyncStage(SubtaskOperator):
                 except Exception as error:
                     await self._recover(record, error)
             except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and task.cancelling():
-                    raise  # by the end of the attempt, or of the task
                 record.error = error  # whatever on_error says: an exit ends the task, and so does a
                 # function of the program that fails while it looks at a failure
-            landed.append(record)
-            if len(landed) == 1:  # otherwise the task's thread has not seen the one before, and will look
-                self._loop.nudge_soon()
+            self._has_landed(record)
             if task.cancelling():
                 return
             if begun and self._until_turn and _equal(variables, self._variables):
                 self._until_turn -= 1
                 record = begun.popleft()
-            else:
-                rest = create_future()
-                self._resting.append((rest, variables))
+                continue
+            rest = create_future()
+            self._resting.append((rest, variables))
+            try:
                 record = await rest
+            except asyncio.CancelledError as error:  # by somebody who meant an earlier record
+                if not rest.cancelled() and (record := rest.result()) is not None:
+                    record.error = error
+                    self._has_landed(record)
+                return
+
+    def _has_landed(self, record: _Record) -> None:
+        if record.error is not None and self._stopped:
+            return  # it was cancelled, and a checkpoint holds its input
+        self._landed.append(record)
+        if len(self._landed) == 1:  # otherwise the task's thread has not seen the one before, and will look
+            assert self._loop is not None
+            self._loop.nudge_soon()
 
     def _call(self, record: _Record, tries: int) -> Awaitable[Any]:
         settings = self._settings
