@@ -63,6 +63,8 @@ FIGURES = {
     "work_item": "parts",
     "permit": "parts",
     "async_records": "async_records",
+    "async_http": "async_records",
+    "async_wall": "async_records",
     "shared_value": "parts",
     "group_call": "group",
     "all_reduce_route": "all_reduce_routes",
