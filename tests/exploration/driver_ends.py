@@ -406,7 +406,7 @@ class TrackerEnd:
             name = f"checkpoint {checkpoint.checkpoint_id}, subtask {subtask}"
             sent = received = got = 0
             if snapshot.states:
-                task, sent, received, got, _ = map(int, snapshot.states[0].state.split(b":"))
+                task, sent, received, got, _ = map(int, snapshot.states[0].state.split(b":")[:5])
                 own = snapshot.states[0].subtask
                 v.demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
                 known = self.tracker._restore_point()

@@ -33,6 +33,8 @@ class Scope:
     fail; ``restarts``: how often another driver starts. Each run has ``attempts`` for each subtask.
     ``parts``: how many parts inside of checkpoints exchange the events, in turn (H150). ``permits``: how often each
     attempt asks a part outside of checkpoints for a permit. Until it has that, it meets no barrier (H152).
+    ``in_flight``: the operator is an async stage with so many records at a time, one for each upward event, which is
+    sent as the result leaves (H180, H181); 0: it is not. ``ordered``: results leave in the order of the records.
     """
 
     name: str
@@ -69,6 +71,8 @@ class Scope:
     window: int = 64
     parts: int = 1
     permits: int = 0
+    in_flight: int = 0
+    ordered: bool = False
     mode: RestoreMode = RestoreMode.STREAMING
 
     @property
@@ -301,6 +305,35 @@ _ALL = (
     Scope("permits-fail", "and the task dies", attempts=2, failures=1, permits=1),
     Scope("permits-apart", "and barriers are on their own way", 1, 1, 1, 1, apart=True, permits=1),
     Scope("permits-finish", "and the task finishes", events_down=0, finishes=True, permits=1),
+    Scope(
+        "in-flight",
+        "an async stage: calls end in any order, a checkpoint, the task dies (H180, H181)",
+        attempts=2,
+        events_up=3,
+        events_down=0,
+        failures=1,
+        in_flight=2,
+    ),
+    Scope(
+        "in-flight-ordered",
+        "the same, and the results leave in the order of the records",
+        attempts=2,
+        events_up=3,
+        events_down=0,
+        failures=1,
+        in_flight=2,
+        ordered=True,
+    ),
+    Scope(
+        "in-flight-one",
+        "one call at a time, and a record beyond the limit that waits; two checkpoints",
+        attempts=2,
+        events_up=2,
+        events_down=0,
+        checkpoints=2,
+        failures=1,
+        in_flight=1,
+    ),
     Scope("unheld-parts-fail", "two parts, and the task dies", 1, 2, 2, 1, failures=1, window=1, parts=2, unheld=True),
     Scope("unheld-permits", "two parts, a task waits for a permit", parts=2, permits=2, window=1, unheld=True),
     Scope("unheld-permits-drop", "the same, and the connection breaks", drops=1, permits=1, unheld=True),

@@ -60,6 +60,8 @@ class Steps:
         self.timeout = number(v.OutOfTime())
         self.barrier, self.declined = number(v.MeetBarrier()), number(v.MeetBarrier(declines=True))
         self.abandon, self.ask_permit = number(v.Abandon()), number(v.AskPermit())
+        self.takes, self.leaves = number(v.TakeRecord()), number(v.LeaveResult())
+        self.lands = [number(v.EndCall(place)) for place in range(world.scope.in_flight)]
         self.barrier_sends = number(v.MeetBarrier(sends=True))
         self.urgent_begins, self.urgent_ends = number(v.BeginUrgent()), number(v.EndUrgent())
         self._spontaneous = Memo[tuple[int, int], tuple[Step, ...]](lambda key: tuple(self._find_spontaneous(*key)))
@@ -252,6 +254,12 @@ class Steps:
             yield Step("the task:", slot, self.abandon)
         if facts.asks_permit:
             yield Step("the task:", slot, self.ask_permit)
+        if facts.takes:
+            yield Step("the task:", slot, self.takes)
+        for landed in self.lands[: facts.open_calls]:
+            yield Step("the task:", slot, landed)
+        if facts.leaves:
+            yield Step("the task:", slot, self.leaves)
         if facts.at_barrier:
             yield Step("the task:", slot, self.barrier)
             if facts.sends and world.scope.in_snapshot:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from protocol.attempts import RegistrationArrived
 from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
 from protocol.gateway.inbound import OF_CHECKPOINT
+from protocol.in_flight import Flight, InFlight
 from protocol.machine import TimePassed
 from protocol.parts import PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
@@ -49,6 +50,9 @@ class SubtaskFacts(NamedTuple):
     done: bool
     sent_seq: int
     asks_permit: bool = False
+    takes: bool = False
+    open_calls: int = 0
+    leaves: bool = False
 
 
 class SubtaskEnd:
@@ -59,6 +63,9 @@ class SubtaskEnd:
     ``put``: how many have come into the mailbox, and answers. It sends nothing before the message to begin (H66);
     ``to_greet``: how many events of its history must have come by then. ``urgent``: the urgent events that wait
     for their handlers; ``begun`` and ``acted``: how many handlers of its history have begun and returned.
+
+    If it is an async stage: ``taken`` records, of which some have ``left``; ``known`` are those whose results the
+    restored checkpoint has, or this attempt.
     """
 
     def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
@@ -69,6 +76,12 @@ class SubtaskEnd:
         self.of_input = to_exchange
         self.to_send, self.to_receive = to_exchange
         self.parts, self.permits = 1, 0  # of the scope
+        self.limit, self.ordered = 0, False  # of the scope
+        self.stage: InFlight[int] | None = None
+        self.open_calls: list[Flight[int]] = []
+        self.taken = 0
+        self.left: tuple[int, ...] = ()
+        self.known: frozenset[int] = frozenset()
         self.to_ask = 0  # permits, by this attempt
         self.awaits_permit = False
         self.run_id = RUN
@@ -138,6 +151,8 @@ class SubtaskEnd:
                 self.awaits_permit = True
                 self._handle(s.RequestSubmitted(v.PERMIT + self.to_ask, b"permit?", self.parts), out)
                 self.to_ask -= 1
+            case v.TakeRecord() | v.EndCall() | v.LeaveResult():
+                self._fly(message, out)
             case v.MeetBarrier(declines, sends):
                 self._meet_barrier(declines, sends, out)
             case v.CameApart(checkpoint_id, item_before, events_before):
@@ -181,15 +196,21 @@ class SubtaskEnd:
         self.handled = self.got = self.to_ask = 0
         self.awaits_permit = False
         self.restored, self.begins_again = (), False
+        self.stage, self.taken, self.left, self.known = None, 0, (), frozenset()
+        self.open_calls.clear()
         self.urgent.clear()
         self.expected = {}
         out.append((v.To.BRIDGE, TaskEnded(self.task, self.run_id, 0, self.subtask, self.number, outcome)))
 
     def _register(self, message: m.Registered, out: list[v.Output]) -> None:
         """Take the answer to its registration: it restores, and opens immediately."""
+        if self.limit:
+            self.stage = InFlight(self.limit, ordered=self.ordered)
         for state in message.states:
             v.demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
-            _, self.sent, self.received, self.got, input = map(int, state.state.split(b":"))
+            counts = state.state.split(b":")
+            _, self.sent, self.received, self.got, input = map(int, counts[:5])
+            self._restore_flights(*counts[5:])
             self.restored = (*self.restored, input)
         self.begins_again = message.input_begins_again
         for place, event in enumerate(message.held):
@@ -229,6 +250,43 @@ class SubtaskEnd:
         self._handle(s.MessageReceived(message), out)
 
     # --- the operator ---
+
+    def _restore_flights(self, state: bytes = b"0,,") -> None:
+        taken, left, flights = state.decode().split(",")
+        self.taken, self.left = int(taken), tuple(map(int, left.split(".") if left else ()))
+        held = [(int(one.strip("*")), "known" if "*" in one else None) for one in flights.split(".") if one]
+        self.known = frozenset([*self.left, *(record for record, result in held if result is not None)])
+        if self.stage is not None:
+            self.stage.restore(held)
+
+    def _fly(self, message: Any, out: list[v.Output]) -> None:
+        stage = self.stage
+        assert stage is not None
+        match message:
+            case v.TakeRecord():
+                stage.take(self.taken)
+                self.taken += 1
+            case v.EndCall(place):
+                flight = self.open_calls.pop(place)
+                self.known |= {flight.input}
+                stage.land(flight, "known")
+            case v.LeaveResult():
+                record, name = stage.leave().input, f"task {self.task}, record"
+                expected = len(self.left) if self.ordered else record
+                v.demand(record == expected, "H181", f"{name} {record} leaves after {self.left}")
+                v.demand(record in self.known and record not in self.left, "H180", f"{name} {record} leaves twice")
+                self.left = (*self.left, record)
+                self._send(out)
+        self._begin_calls()
+
+    def _begin_calls(self) -> None:
+        if self.stage is None:
+            return
+        for flight in self.stage.begin():
+            v.demand(flight.input not in self.known, "H180", f"task {self.task} calls for {flight.input} again")
+            self.open_calls.append(flight)
+        v.demand(len(self.open_calls) <= self.limit, "H181", f"task {self.task} has {len(self.open_calls)} calls open")
+        self.stage.check_invariants()
 
     def _send(self, out: list[v.Output]) -> None:
         payload, part = event_up(self.subtask, self.sent), self.sent % self.parts
@@ -291,7 +349,14 @@ class SubtaskEnd:
             v.demand(whole, "H92", f"{what}, and {self.received} events in all")
 
     def _state(self) -> bytes:
-        return b"%d:%d:%d:%d:%d" % (self.task, self.sent, self.received, self.got, self.input)
+        counts = b"%d:%d:%d:%d:%d" % (self.task, self.sent, self.received, self.got, self.input)
+        if self.stage is None:
+            return counts
+        held = list(self.stage.held())
+        whole = sorted([*self.left, *(record for record, _ in held)]) == list(range(self.taken))
+        v.demand(whole, "H180", f"task {self.task} took {self.taken} records, has {held} in flight, {self.left} left")
+        left, flights = map(str, self.left), [f"{record}{'*' * (result is not None)}" for record, result in held]
+        return counts + f":{self.taken},{'.'.join(left)},{'.'.join(flights)}".encode()
 
     def _handle_mail(self) -> None:
         """Handle everything before the next barrier."""
@@ -318,6 +383,7 @@ class SubtaskEnd:
                 )
                 v.demand(self.begins_again == (self.restored == (self.input,)), "H174", text)
                 self.started = True
+                self._begin_calls()
 
     def _put(self, item: s.MailboxItem) -> None:
         if isinstance(item, s.MailboxEvent):
@@ -387,11 +453,13 @@ class SubtaskEnd:
         done = (
             self.started and all_sent and self.received == self.to_receive and not self.mailbox and not self.unanswered
         ) and not (self.to_ask or self.awaits_permit)
+        stage, calls = self.stage, running and self.started and self.stage is not None
+        may_send = running and self.started and not all_sent and has_capacity(machine, self.sent % self.parts)
         return SubtaskFacts(
             self.life,
             self.attached,
             self.condemned,
-            running and self.started and not all_sent and has_capacity(machine, self.sent % self.parts),
+            may_send and stage is None,
             running and self.abandons and self.unanswered and not self.abandoned,
             running and bool(self.mailbox) and not self.awaits_permit,
             running and bool(self.urgent) and self.begun == self.acted,
@@ -406,7 +474,15 @@ class SubtaskEnd:
             and self.to_ask > 0
             and not self.awaits_permit
             and has_capacity(machine, self.parts),
+            calls and self.taken < self.to_send and self._may_take(),
+            len(self.open_calls) if calls else 0,
+            stage is not None and stage.may_leave and may_send,
         )
+
+    def _may_take(self) -> bool:
+        """Whether the stage takes another record: also one beyond the limit, if a barrier can only be met upstream."""
+        assert self.stage is not None
+        return self.stage.has_capacity or (bool(self.mailbox) and len(self.stage) == self.limit)
 
 
 def has_capacity(machine: SubtaskMachine, part: int) -> bool:

@@ -23,7 +23,7 @@ BY_SUBTASK = frozenset({"parts", "at_rest", "subtask_states"})
 
 _UP = re.compile(rb"(\d+)>")
 _DOWN = re.compile(rb"(\d+)\|")
-_STATE = re.compile(rb"(\d+):(\d+:\d+:\d+:\d+)$")
+_STATE = re.compile(rb"(\d+):(\d+:\d+:\d+:\d+(?::[\d.*,]*)?)$")
 _COUNTS = re.compile(rb"(\d+)=(\d+:\d+:\d+)")
 _NAME = re.compile(r"\[(\d+)\]#(\d+) \(task (\d+)\)")
 

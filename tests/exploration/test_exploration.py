@@ -32,6 +32,7 @@ QUICK = (
     "deferred-drop",
     "forged-batch",
     "forged-unheard",
+    "in-flight-ordered",
     "inputs",
     "inputs-again",
     "inputs-two",
@@ -51,7 +52,7 @@ QUICK = (
 
 @pytest.mark.parametrize("name", [*QUICK, pytest.param("in-doubt", marks=pytest.mark.long)])
 def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
-    """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48, H64, H75, H174; none more or fewer than known."""
+    """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48, H64, H75, H174, H180, H181; as many as known."""
     result = explore(SCOPES[name])
     assert result.violation is None, str(result.violation)
     assert result.complete
@@ -128,6 +129,7 @@ SMALL = (
     Scope("", "a permit", events_up=0, events_down=1, permits=1),
     Scope("", "a permit, a broken connection", events_up=0, events_down=0, drops=1, permits=1),
     Scope("", "nothing held, two permits", events_down=0, window=1, permits=2, unheld=True),
+    Scope("", "an async stage", events_up=2, events_down=0, in_flight=1),
     Scope("", "nothing held", unheld=True),
     Scope("", "nothing held, an abort", events_down=0, aborts=1, unheld=True),
     Scope("", "nothing held, a bound", events_up=2, events_down=0, window=1, unheld=True),
@@ -191,6 +193,7 @@ def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
         ("answer-outside-waits-for-the-snapshot", "unheld-permits", "H45"),
         ("held-event-loses-its-part", "parts-fail", "H150"),
         ("event-up-loses-its-part", "parts", "H150"),
+        ("the-limit-of-calls-is-exceeded", "in-flight", "H181"),
         ("positions-of-the-run-before-are-used", "inputs", "H174"),
         ("positions-of-an-interrupted-run-are-lost", "inputs", "H174"),
         ("another-name-is-taken-for-an-interrupted-one", "inputs-interrupted", "H174"),

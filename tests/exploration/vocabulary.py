@@ -125,6 +125,23 @@ class AskPermit:
 
 
 @dataclass(frozen=True)
+class TakeRecord:
+    """The async stage of the operator takes its next record, and begins a call for it if the limit allows."""
+
+
+@dataclass(frozen=True)
+class EndCall:
+    """One of the open calls of the async stage has its result: the one at this place, in the order of their begin."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class LeaveResult:
+    """The next result leaves the async stage: its event is sent."""
+
+
+@dataclass(frozen=True)
 class CancellationCame:
     """The gateway of ``slot`` tells the coordinator that nobody waits for the answer to this request."""
 

@@ -104,6 +104,7 @@ class World:
             task.run_id = RUN + self.run_of(slot)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
             task.abandons, task.parts, task.permits = scope.abandons, scope.parts, scope.permits
+            task.limit, task.ordered = scope.in_flight, scope.ordered
             task.greeted, task.start_is_lost, task.has_urgent = scope.greets, scope.lost_starts, scope.urgent
             state += [
                 self.gateways.number(GatewayEnd(slot, scope)),

@@ -59,6 +59,35 @@ the-limit-of-calls-is-exceeded [new; H181]
   After a restore, more calls are in flight than the limit allows.
   @ protocol.in_flight:InFlight.begin
   ~ while self._waiting and self._aloft < self._limit: => while self._waiting:
+results-that-have-not-left-take-no-place [new; H181]
+  A stage takes records while nobody takes its results, which fill the memory.
+  @ protocol.in_flight:InFlight.has_capacity
+  ~ len(self._flights) < self._limit => self._aloft + len(self._waiting) < self._limit
+restored-results-are-computed-again [new; H180]
+  A result that the restored checkpoint has is paid for again.
+  @ protocol.in_flight:InFlight.restore
+  T if result is None:
+inputs-beyond-the-limit-are-in-no-checkpoint [new; H180]
+  A checkpoint loses the record that was taken so that its barrier could be met upstream.
+  @ protocol.in_flight:InFlight.held
+  ~ self._flights.values()) => self._flights.values() if flight.begun or flight.result is not None)
+records-are-encoded-when-the-checkpoint-comes [found; H180]
+  A checkpoint has a record as its coroutine has changed it meanwhile.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  ~ [one.encoded, result and => [one.encoded if one.record is None else encode_entry(one.record), result and
+keys-are-those-of-the-subtask [found; H180]
+  The idempotency key of a record depends on the task that has it, so a call that begins again has another one.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._key
+  ~ return content_key(self._settings.name, input.encoded or encode_entry(input.record)) => \
+return f"{self._context.subtask}-{self._taken}"
+coroutines-stop-their-loop [found; H9]
+  A blocking call in a coroutine stops all others, instead of being refused.
+  @ spark_bridge.subtask.context:refuse_on_loop
+  F if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:
+awaited-request-keeps-its-place [found; H85]
+  A request that a coroutine has given up keeps its place in the window.
+  @ spark_bridge.subtask.channel:SubtaskChannel.abandon
+  - self._handle(RequestAbandoned(request.request_id))
 one-that-waits-lands [found; H181]
   A result for an input that has not begun frees capacity that it has not taken.
   @ protocol.in_flight:InFlight.land

@@ -13,10 +13,11 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from random import SystemRandom
 
 from tests.pipelines.pairs import PAIRS, Outcome, Servers
-from tests.pipelines.real.soak import draw, soak_on_spark
+from tests.pipelines.real.soak import draw, play
 from tests.pipelines.soak import soak_once
 
 
@@ -37,14 +38,15 @@ def simulated(servers: Servers, runs: int, first: int) -> bool:
     return right
 
 
-def real(servers: Servers, runs: int, first: int) -> bool:
-    """Return whether all runs were right."""
+def real(servers: Servers, runs: int, first: int, *, paid: bool | None = None) -> bool:
+    """Return whether all runs were right. ``paid``: see ``draw``."""
     total, right = Outcome(), True
     for number, seed in enumerate(range(first, first + runs), start=1):
-        print(f"{number}/{runs}  seed {seed}  {draw(seed)}", flush=True)
+        plan = draw(seed, paid=paid)
+        print(f"{number}/{runs}  seed {seed}  {plan}", flush=True)
         began = time.monotonic()
         try:
-            outcome = soak_on_spark(servers, seed, lambda text: print(f"    {text}", flush=True))
+            outcome = play(servers, plan, lambda text: print(f"    {text}", flush=True))
         except AssertionError as error:
             print(f"    {error}", flush=True)
             right = False
@@ -63,12 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", choices=("simulated", "real", "both"), default="both")
     parser.add_argument("--runs", type=int, default=30, help="see above (default: 30)")
     parser.add_argument("--seed", type=int, help="of the first run (default: a new one, printed)")
+    parser.add_argument("--paid", action="store_true", help="pay for each row in all runs on a real Spark")
     options = parser.parse_args(arguments)
     first = SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"replay with --seed {first}; one run with --runs 1 --seed and its own seed", flush=True)
     servers = Servers()
     try:
-        kinds = {"simulated": [simulated], "real": [real], "both": [simulated, real]}[options.kind]
+        on_spark = partial(real, paid=options.paid or None)
+        kinds = {"simulated": [simulated], "real": [on_spark], "both": [simulated, on_spark]}[options.kind]
         right = [kind(servers, options.runs, first) for kind in kinds]
     finally:
         servers.close()

@@ -44,10 +44,11 @@ class Outcome(Counter[str]):
     """What a run has counted: what is wrong in the target, and how often each kind of fault has struck.
 
     ``left`` are parts that are still prepared, ``unnamed`` files in a table's folder that no version of it names.
-    ``paid twice`` are calls whose result the attempt had restored, ``over the limit`` windows with too many calls.
+    ``paid twice`` are calls whose result the attempt had restored, ``over the limit`` windows with too many calls,
+    ``over the budget`` calls beyond it, and ``asked twice`` questions that two attempts asked at a time.
     """
 
-    WRONG = ("missing", "doubled", "left", "unnamed", "paid twice", "over the limit")
+    WRONG = ("missing", "doubled", "left", "unnamed", "paid twice", "over the limit", "over the budget", "asked twice")
 
     @property
     def is_right(self) -> bool:

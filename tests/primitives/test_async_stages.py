@@ -113,6 +113,36 @@ async def test_checkpoints_complete_while_the_limit_is_reached() -> None:  # H18
         assert task.outputs == [2 * number for number in range(10)]
 
 
+class Lists(SplitReader):
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
+        yield 1, [split]
+
+
+async def test_a_call_begins_again_with_the_record_as_it_came_and_the_same_key() -> None:  # H180
+    """The coroutine of before has changed the list. Another task, which has other records too, has the same key."""
+    calls: list[tuple[list[int], str]] = []
+
+    async def call(context: Any, record: list[int]) -> None:
+        calls.append(([*record], context.key))
+        record.append(99)
+        await asyncio.Event().wait()
+
+    stages = chain(source=(SourceCoordinator(partial(static, [3, 4])), Lists), stuck=concurrently(call))
+    async with running_operator(stages, parallelism=2, mode="streaming") as world:
+        for subtask in range(2):
+            await world.launch_operator(subtask)
+        await world.advance(0.1)
+        await world.checkpoint()
+        restored = world.checkpoints[-1]
+    first = sorted(calls)
+    assert [record for record, _ in first] == [[3], [4]]
+    calls.clear()
+    async with running_operator(stages, parallelism=1, mode="streaming", restored=restored) as world:
+        await world.launch_operator(0)
+        await world.advance(0.1)
+    assert sorted(calls) == first
+
+
 async def test_a_coroutine_that_nothing_else_refers_to_is_not_collected() -> None:  # H180
     """A loop keeps no task alive, and this one waits for an object that only itself has."""
     events: WeakSet[asyncio.Event] = WeakSet()
@@ -294,7 +324,7 @@ async def test_an_exit_ends_the_task_whatever_is_done_with_errors() -> None:
         assert isinstance(task.error, SystemExit)
 
 
-async def test_a_blocking_call_in_a_coroutine_names_the_other_one() -> None:
+async def test_a_blocking_call_in_a_coroutine_names_the_other_one() -> None:  # H9
     async def ask(context: Any, number: int) -> None:
         context._context.request(number)
 

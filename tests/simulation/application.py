@@ -86,7 +86,9 @@ class Settings:
     in one run (H69). ``urgent``: the events of every other key are urgent, and so are some loss-tolerant ones.
     ``heartbeats``: tasks have to give signs of life. ``in_hand``: the operator is a chain with a work queue of which
     each task holds so many items; 0 means that it is not. ``team``: a group is a part of it, "fixed" or "elastic".
-    ``stages``: the operator is a chain of stages.
+    ``stages``: the operator is a chain of stages. ``in_flight``: one of them is an async stage with so many calls at a
+    time; 0 means that none is. ``ordered``: its results leave in the order of the records. ``behind_plain``: a plain
+    function comes before it.
     """
 
     mode: RestoreMode
@@ -107,6 +109,9 @@ class Settings:
     in_hand: int = 0
     team: str = ""
     stages: bool = False
+    in_flight: int = 0
+    ordered: bool = False
+    behind_plain: bool = False
 
 
 @dataclass

@@ -37,6 +37,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_until_idle(self) -> None:
         """Run the ready callbacks, and all that become ready meanwhile."""
         ready = self._ready
+        outer = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             while ready:
@@ -44,7 +45,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 if not handle.cancelled():
                     handle._run()
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(outer)
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop, and run everything that follows."""
@@ -83,6 +84,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
 
     def call_later(
         self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None

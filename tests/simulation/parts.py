@@ -257,6 +257,13 @@ class TaskParts:
     def check_whole(self) -> None:
         """The outputs of all tasks together are checked."""
 
+    def background_actions(self) -> list[Callable[[], None]]:
+        """These parts do nothing by themselves."""
+        return []
+
+    def next_deadline(self) -> float | None:
+        return None
+
     def send(self, name: str, event: Any) -> None:
         """Send an event, after those that wait for capacity."""
         encode_event(event)

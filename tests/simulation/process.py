@@ -19,6 +19,7 @@ from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
 from protocol.wire.codec import decode_event, encode_event
 from tests.simulation.application import OPERATOR, PART, Application, pack, part_text, unpack
+from tests.simulation.async_calls import TaskStagesWithCalls
 from tests.simulation.checkers import demand
 from tests.simulation.group import STEPS_MAX, model_of
 from tests.simulation.inputs import Records
@@ -83,7 +84,7 @@ class Process:
         if in_hand:
             self.parts = TaskParts(self, in_hand, application.settings.team)
         elif application.settings.stages:
-            self.parts = TaskStages(self)
+            self.parts = TaskStagesWithCalls(self) if application.settings.in_flight else TaskStages(self)
         self.finishes: dict[str, bytes] | None = None  # the final states of the parts, while the rest is sent
         self.waits_for_capacity = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
@@ -109,6 +110,8 @@ class Process:
         if troubles.frozen:
             return [self.rest]
         actions = self.io_actions()
+        if self.parts is not None:
+            actions += self.parts.background_actions()
         if troubles.next_relief(self.connection) < inf:
             actions.append(self.rest)
         if self.life is Life.NEW:

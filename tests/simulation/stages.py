@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -409,6 +409,7 @@ class TaskStages:
     """The stages of a simulated task, in the real chain. The world lets it produce one output at a time."""
 
     worked: bool
+    kinds: Sequence[type[Stage]] = (Reading, Doubling, Keeping)
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -418,7 +419,7 @@ class TaskStages:
         self.stages: list[Stage] = []
         self.outbox: deque[tuple[str, Any, bool]] = deque()  # until these are sent, the task waits: of whom, a request
         self.asked: dict[int, Stage] = {}
-        kinds = dict(zip(STAGES, (Reading, Doubling, Keeping), strict=True))
+        kinds = dict(zip(STAGES, self.kinds, strict=True))
         self.chain = OperatorParts(
             None, {name: partial(self._made, kind, name) for name, kind in kinds.items()}, STAGES
         )
@@ -440,9 +441,13 @@ class TaskStages:
         joined = tuple(m.SubtaskState(index, join_states(b"", state, STAGES)) for index, state in enumerate(states))
         begins_again = self.process.records is None or self.process.input_begins_again
         registered = m.Registered(tid, 0, -1, joined, (), 0.0, 1, 1, (), input_begins_again=begins_again)
-        endpoint = TaskEndpoint("host", 1, UNUSED_KEY, OPERATOR, application.parallelism)
+        mode = application.settings.mode
+        endpoint = TaskEndpoint("host", 1, UNUSED_KEY, OPERATOR, application.parallelism, mode)
         identity = TaskIdentity(tid, self.process.task.partition, 0, 0)
-        self.chain.open(cast("SubtaskChannel", TaskChannel(self)), endpoint, identity, registered)
+        self.chain.open(cast("SubtaskChannel", self.channel()), endpoint, identity, registered)
+
+    def channel(self) -> TaskChannel:
+        return TaskChannel(self)
 
     def handle(self, name: str, event: Any) -> None:
         self.chain._handle(s.MailboxEvent(encode_event(event), self.process.index_of(name)))
@@ -486,6 +491,14 @@ class TaskStages:
 
     # --- what the stages do ---------------------------------------------------------------------------------------
 
+    def background_actions(self) -> list[Callable[[], None]]:
+        """What may happen in the task whatever its thread does."""
+        return []
+
+    def next_deadline(self) -> float | None:
+        """When something may happen there next."""
+        return None
+
     def actions(self) -> list[Callable[[], None]]:
         return [] if self.worked else [self.pull]
 
@@ -514,10 +527,14 @@ class TaskStages:
                 raise Gone
 
     def snapshot_state(self, checkpoint_id: int) -> dict[str, bytes]:
+        states = split_states(self.chain.snapshot_state(checkpoint_id), STAGES)[1]
+        self.check_cut(f"checkpoint {checkpoint_id} cuts the stages of task {self.process.tid}")
+        return states
+
+    def check_cut(self, which: str) -> None:
+        """Check that a snapshot which was just taken has each record in all stages, or in none."""
         passed = [stage.passed for stage in self.stages]
-        text = f"H80: checkpoint {checkpoint_id} cuts the stages of task {self.process.tid} at {passed}"
-        demand(all(one == passed[0] for one in passed), text)
-        return split_states(self.chain.snapshot_state(checkpoint_id), STAGES)[1]
+        demand(all(one == passed[0] for one in passed), f"H80: {which} at {passed}")
 
     def final_state(self) -> dict[str, bytes]:
         return split_states(self.chain.final_state(), STAGES)[1]
@@ -536,7 +553,7 @@ class TaskStages:
 class TaskChannel:
     """As much of a ``SubtaskChannel`` as the stages of a simulated task need. What arrives does not come through it."""
 
-    mailbox = ()
+    mailbox: Any = ()
     over = failure = None
     on_urgent_thread = False
 

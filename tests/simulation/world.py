@@ -57,6 +57,8 @@ INPUTS = 0.4
 """How likely the jobs of a world in streaming mode have inputs."""
 STAGED = 0.2
 """How likely the operator of another world is a chain of stages."""
+PAID = 0.6
+"""How likely one of the stages makes a call for each record, beside others."""
 HELD_BACK = 0.7
 """How likely the relay holds back the facts of stages that nobody watches, as with a JVM; Py4J holds none."""
 
@@ -103,6 +105,7 @@ class World:
         teams: float = TEAMS,
         staged: float = STAGED,
         inputs: float = INPUTS,
+        paid: float = PAID,
     ) -> None:
         self.seed = seed
         self.random = random = Random(seed)
@@ -128,6 +131,14 @@ class World:
                 self.settings = settings = replace(settings, team=parts.choice(["fixed", "elastic"]))
         elif parts.random() < staged:
             self.settings = settings = replace(settings, stages=True)
+            calls = Random(f"calls {seed}")
+            if calls.random() < paid:
+                self.settings = settings = replace(
+                    settings,
+                    in_flight=calls.choice([1, 2, 3, 8]),
+                    ordered=calls.random() < 0.5,
+                    behind_plain=calls.random() < 0.4,
+                )
         self.inputs: Inputs | None = None
         if settings.mode is RestoreMode.STREAMING and Random(f"with inputs {seed}").random() < inputs:
             self.inputs = Inputs(seed)
@@ -501,6 +512,7 @@ class World:
         for process in self.living:
             if process.machine is not None and not process.hung and process.life is not Life.GONE:
                 deadlines.append(process.machine.next_deadline())
+                deadlines.append(None if process.parts is None else process.parts.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
@@ -661,14 +673,16 @@ def run_world(
     teams: float = TEAMS,
     staged: float = STAGED,
     inputs: float = INPUTS,
+    paid: float = PAID,
 ) -> tuple[World, Exception | None]:
     """Run one world; return it with the error, if there was one. Any exception is a finding.
 
     ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice. ``chains``: how likely
     the operator is a chain with ready-made parts. ``teams``: how likely a group is one of them. ``staged``: how likely
-    another operator is a chain of stages. ``inputs``: how likely the jobs of a streaming world have inputs.
+    another operator is a chain of stages. ``inputs``: how likely the jobs of a streaming world have inputs. ``paid``:
+    how likely one of the stages makes a call for each record.
     """
-    world = World(seed, eager, chains, teams, staged, inputs)
+    world = World(seed, eager, chains, teams, staged, inputs, paid)
     try:
         world.run()
     except Exception as error:

@@ -11,8 +11,7 @@ import os
 import sys
 
 from headgate import AttachedSidecar, FixedDelay, Sidecar
-from tests.pipelines.real.job import OPERATOR, PERMITS, TASKS, Job
-from tests.pipelines.real.paid import BURST, PER_S
+from tests.pipelines.real.job import OPERATOR, TASKS, Job
 from tests.spark.conftest import start_spark
 
 MASTER = "local-cluster[2,1,1024]"
@@ -32,16 +31,16 @@ def run(job: Job) -> None:
     if job.control is not None:
         with AttachedSidecar(spark, job.control, secret_file=job.secret_file) as attached:
             operator = attached.operator(OPERATOR)
-            task = operator.subtask(job.stages(operator.part(PERMITS)))
+            task = operator.subtask(job.stages(job.parts(lambda kind, name, **settings: operator.part(name))))
             attached.run(lambda: tasks.foreachPartition(task), restart=RESTART, input_id="soak")
     else:
         with Sidecar(spark, job.config) as sidecar:
-            permits = sidecar.permits(PERMITS, per_s=PER_S, burst=BURST)
+            parts = job.parts(lambda kind, name, **settings: getattr(sidecar, kind)(name, **settings))
             handle = sidecar.coordinate(
                 OPERATOR,
-                job.stages(permits),
+                job.stages(parts),
                 parallelism=TASKS,
-                uses=[permits],
+                uses=parts.used() if parts is not None else [],
                 mode="streaming",
                 checkpoint=job.checkpoint,
             )

@@ -5,19 +5,21 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from headgate import CheckpointConfig, Permits, SidecarConfig, chain
+from headgate import CheckpointConfig, SidecarConfig, chain
 from spark_bridge.primitives.chain import Chain
 from tests.pipelines.pairs import Pair
 from tests.pipelines.real.gates import GatedSink, Gates
-from tests.pipelines.real.paid import TASKS, PaidCalls, batches_of, rows_of
+from tests.pipelines.real.paid import BURST, TASKS, PaidCalls, PaidParts, batches_of, rows_of
 
-__all__ = ["OPERATOR", "PERMITS", "TASKS", "Job"]
+__all__ = ["OPERATOR", "TASKS", "Job"]
 
 OPERATOR = "soak"
-PERMITS = "service"
+PERMITS, BUDGET, CACHE = "service", "calls", "questions"
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,25 @@ class Job:
     control: str | None
     paid: PaidCalls | None = None
 
-    def stages(self, permits: Permits) -> Chain:
+    def parts(self, part: Callable[..., Any]) -> PaidParts | None:
+        """What the paid stage uses: ``part(kind, name, **settings)`` makes each, or finds it in another process."""
+        paid = self.paid
+        if paid is None:
+            return None
+        return PaidParts(
+            part("permits", PERMITS, per_s=paid.per_s, burst=BURST),
+            part("budget", BUDGET, total=paid.total_now) if paid.total else None,
+            part("cache", CACHE) if paid.cached else None,
+        )
+
+    def stages(self, parts: PaidParts | None) -> Chain:
         pair, sink = self.pair, GatedSink(self.pair.sink(), self.gates)
-        if self.paid is None:
+        if self.paid is None or parts is None:
             return chain(source=pair.source(), transform=pair.transform, sink=sink)
         return chain(
             source=pair.source(),
             rows=rows_of,
-            paid=self.paid.stage(permits),
+            paid=self.paid.stage(parts),
             batches=batches_of,
             transform=pair.transform,
             sink=sink,

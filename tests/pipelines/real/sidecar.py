@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 
 from headgate import SidecarRuntime
-from tests.pipelines.real.job import OPERATOR, PERMITS, TASKS, Job
-from tests.pipelines.real.paid import BURST, PER_S
+from tests.pipelines.real.job import OPERATOR, TASKS, Job
 
 JOB_FILE = "HEADGATE_SOAK_JOB"
 job = Job.read(os.environ[JOB_FILE])
@@ -17,12 +16,12 @@ config = job.config
 
 
 async def coordinate(sidecar: SidecarRuntime) -> None:
-    permits = sidecar.permits(PERMITS, per_s=PER_S, burst=BURST)
+    parts = job.parts(lambda kind, name, **settings: getattr(sidecar, kind)(name, **settings))
     await sidecar.coordinate(
         OPERATOR,
-        job.stages(permits),
+        job.stages(parts),
         parallelism=TASKS,
-        uses=[permits],
+        uses=parts.used() if parts is not None else [],
         mode="streaming",
         checkpoint=job.checkpoint,
     )

@@ -43,7 +43,7 @@ from tests.spark.cluster import ROOT, command_line, descendants
 from tests.spark.faults.network import Line
 from tests.spark.faults.own_process import free_ports
 
-__all__ = ["KINDS", "Fault", "Plan", "draw", "play", "soak_on_spark"]
+__all__ = ["KINDS", "Fault", "Plan", "draw", "play"]
 
 KINDS = ("task", "worker", "driver", "sidecar", "server", "cut", "server cut", "service")
 FAULTS = 3  # in a run
@@ -76,11 +76,18 @@ class Plan:
     faults: tuple[Fault, ...]
     pays: str = ""
     """``"ordered"`` or ``"unordered"`` if each row is paid for between source and sink, by an async stage."""
+    per_s: int = 100
+    """How many calls of it a second are permitted."""
+    budget: int = 0
+    """How many calls its budget is for at first; 0: it has none."""
+    cached: bool = False
+    """Whether each question is asked through a cache."""
 
     def __str__(self) -> str:
         sidecar = "sidecar apart" if self.apart else "sidecar in the driver"
         events = "holds events" if self.holds_events else "records events"
-        pays = f" -> paid {self.pays}" if self.pays else ""
+        budget, cached = f" of {self.budget}" if self.budget else "", " once" if self.cached else ""
+        pays = f" -> paid {self.pays}{cached}, {self.per_s}/s{budget}" if self.pays else ""
         return f"{self.source}{pays} -> {self.sink}, {sidecar}, {events}; " + "; ".join(map(str, self.faults))
 
 
@@ -102,7 +109,9 @@ def draw(seed: int, *, paid: bool | None = None) -> Plan:
         count = chance.randint(1, 8) if place == "write" else chance.randint(1, 2)
         faults.append(Fault(kind, Gate(place, count), chance.randrange(1000)))
     apart = "sidecar" in chosen or chance.random() < 0.4
-    return Plan(source, sink, apart, chance.random() < 0.5, tuple(faults), pays)
+    holds_events, calls = chance.random() < 0.5, random.Random(f"calls {seed}")
+    per_s, budget, cached = calls.choice([20, 100]), calls.choice([0, 120]), calls.random() < 0.5
+    return Plan(source, sink, apart, holds_events, tuple(faults), pays, per_s, budget, cached)
 
 
 class Process:
@@ -189,7 +198,13 @@ class Run:
         gates.mkdir()
         self._control, relay, service = free_ports(3)
         pays = self._plan.pays
-        self._paid = PaidCalls(str(self._folder), service, pays == "ordered") if pays else None
+        self._paid = (
+            PaidCalls(
+                str(self._folder), service, pays == "ordered", self._plan.per_s, self._plan.budget, self._plan.cached
+            )
+            if pays
+            else None
+        )
         self._job = Job(
             pair=pair,
             gates=Gates(str(gates), tuple(fault.gate for fault in self._plan.faults)),
@@ -221,12 +236,15 @@ class Run:
             else:
                 self._faults["not reached"] += 1
             self._job.gates.open(number)
+        undisturbed_since = time.time()
         self._wait_for(lambda: False)
         self._end_all()
         outcome = self._job.pair.judge(self._servers)
         outcome.update(self._faults)
         if self._paid is not None:
             outcome.update(self._paid.wrong())
+            if (used := self._paid.used(undisturbed_since)) is not None:
+                self._say(f"{used:.1%} of the limit was used after the last fault")
         drop_slot(self._servers, self._job.pair)
         return outcome
 
@@ -268,7 +286,11 @@ class Run:
             status = self._driver.status
             if status == 0:
                 return condition()
-            if status is not None:
+            if status is not None and self._is_exhausted():
+                self._say("the budget is exhausted, and raised")
+                self._faults["exhausted"] += 1
+                self._raise_budget()
+            elif status is not None:
                 self._say(f"driver gave up: {self._driver.last_lines()}")
                 self._faults["gave up"] += 1
                 assert self._faults["gave up"] <= GIVES_UP_MAX, f"a driver gave up again: {self._driver.last_lines()}"
@@ -278,6 +300,19 @@ class Run:
                 raise AssertionError(f"not over after {HANG_S:g} s: {self._driver.last_lines()}")
             time.sleep(0.05)
         return True
+
+    def _is_exhausted(self) -> bool:
+        paid = self._paid
+        return paid is not None and paid.total_now == paid.total > 0 and "is exhausted" in self._driver.last_lines()
+
+    def _raise_budget(self) -> None:
+        """As a user does: the sidecar begins with a larger total, and a driver with it."""
+        assert self._paid is not None
+        self._paid.raise_total()
+        if self._sidecar is not None:
+            self._sidecar.kill()
+            self._start_sidecar()
+        self._start_driver()
 
     # --- faults ---------------------------------------------------------------------------------------------------
 
@@ -349,16 +384,11 @@ class Run:
         line.heal()
 
 
-def soak_on_spark(servers: Servers, seed: int, say: Callable[[str], None] = lambda text: None) -> Outcome:
-    """Make the run of this seed, and return what came of it. ``say`` is told each fault.
+def play(servers: Servers, plan: Plan, say: Callable[[str], None] = lambda text: None) -> Outcome:
+    """Make this run, and return what came of it. ``say`` is told each fault.
 
     If the run hangs or its outcome is wrong, its files and logs stay, and ``say`` is told where.
     """
-    return play(servers, draw(seed), say)
-
-
-def play(servers: Servers, plan: Plan, say: Callable[[str], None] = lambda text: None) -> Outcome:
-    """Make this run; see ``soak_on_spark``."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-soak-"))
     is_right = False
     try:
