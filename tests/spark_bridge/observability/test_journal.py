@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from protocol.attempts import FailureKind, FailureReason, RunEnded, RunStarted, SubtaskFailed
+from protocol.attempts import (
+    AttemptAccepted,
+    Decision,
+    FailureKind,
+    FailureReason,
+    OperatorReset,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
 from protocol.barrier_tracker import (
     CheckpointTriggered,
     CloseSubtask,
@@ -23,6 +35,7 @@ from protocol.barrier_tracker import (
     StoreCheckpoint,
 )
 from protocol.ids import ExecutionAttempt
+from protocol.wire.messages import RestoreMode
 from spark_bridge.observability.displays import FAILURES_MAX, PAUSE_S, Displays
 from spark_bridge.observability.journal import CHECKPOINTS_KEPT, FAILURES_KEPT, Journal
 
@@ -92,6 +105,27 @@ def test_a_run_has_its_beginning_until_it_ends() -> None:
     assert journal.of("op").run_began == 3.0
     journal.observe("op", RunEnded("op", 4, True, ""), 5.0)
     assert journal.of("op").run_began is None
+
+
+@pytest.mark.parametrize(
+    ("decision", "step"),
+    [
+        (RunStarted("op", 4), ("run started", None, None, "stage 4")),
+        (AttemptAccepted(ATTEMPT, RestoreMode.BATCH, 4, 9), ("accepted", 3, 1, "")),
+        (SubtaskReady(ATTEMPT), ("ready", 3, 1, "")),
+        (SubtaskFailed(ATTEMPT, FailureReason(FailureKind.KILLED, "why")), ("failed", 3, 1, "killed")),
+        (SubtaskFinished(ATTEMPT), ("finished", 3, 1, "")),
+        (SubtaskReset("op", 3), ("subtask reset", 3, None, "")),
+        (OperatorReset("op", "why"), ("operator reset", None, None, "why")),
+        (RunEnded("op", 4, True, "why"), ("run ended", None, None, "")),
+        (RunEnded("op", 4, False, "why"), ("run ended", None, None, "why")),
+        (RunEnded("op", 4, False), ("run ended", None, None, "failed")),
+    ],
+)
+def test_each_decision_is_a_step_of_the_timeline(decision: Decision, step: tuple[object, ...]) -> None:
+    journal = Journal(EPOCH)
+    journal.observe("op", decision, 3.0)
+    assert list(journal.of("op").timeline) == [(EPOCH + 3, *step)]
 
 
 def test_memory_is_bounded_and_a_released_operator_is_forgotten() -> None:

@@ -372,6 +372,24 @@ LONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("target", "whole"),
+    [
+        ("files", False),
+        ("postgres staged", True),
+        ("postgres by key", True),
+        ("postgres prepared", False),
+        ("redis", True),
+        ("delta", True),
+        ("iceberg", True),
+    ],
+    indirect=["target"],
+)
+def test_readers_see_whole_checkpoints_where_the_guide_says_so(target: SinkTarget, whole: bool) -> None:  # H141
+    """The suite holds a sink to what it declares, so a sink that declares less would pass."""
+    assert target.sink("one").atomic is whole
+
+
 @pytest.mark.parametrize("target", QUICK, indirect=True)
 @pytest.mark.parametrize("case", sink_cases(histories=1), ids=str)
 def test_a_sink_keeps_the_promises_of_the_pattern(

@@ -22,9 +22,10 @@ from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTa
 
 def test_while_a_task_is_attached_threads_take_turns_more_often(peer: Peer) -> None:  # H23; spark-facts 23
     usual = sys.getswitchinterval()
-    task, _ = peer.run(Calling(lambda context: sys.getswitchinterval()))
-    assert peer.finish(task) == [pytest.approx(0.0005)]
-    assert sys.getswitchinterval() == usual
+    for _ in range(2):  # Spark runs the next task in the same process
+        task, _ = peer.run(Calling(lambda context: sys.getswitchinterval()))
+        assert peer.finish(task) == [pytest.approx(0.0005)]
+        assert sys.getswitchinterval() == usual
 
 
 def test_a_switch_interval_of_zero_leaves_the_interpreter_alone(peer: Peer) -> None:
