@@ -186,7 +186,8 @@ def conform(batch: Any, schema: pyarrow.Schema, *, utc_is_named: bool = False) -
     for field in schema:
         column = batch.column(field.name)
         if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
+            # pyarrow would copy a single chunk, too, which `json_as_format` has in each batch.
+            column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         columns.append(_converted(column, field, utc_is_named))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

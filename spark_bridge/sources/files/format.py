@@ -81,3 +81,22 @@ def _not_inside(found: Any, known: Any, path: str) -> Iterator[str]:
     elif found.num_fields == known.num_fields:
         for place in range(found.num_fields):
             yield from _not_inside(found.field(place).type, known.field(place).type, path)
+
+
+def leaves_of(values: Any) -> Iterator[Any]:
+    """Yield the values of a column that contain no others, in arrays."""
+    from pyarrow import types
+
+    if hasattr(values, "chunks"):
+        for chunk in values.chunks:
+            yield from leaves_of(chunk)
+    elif types.is_struct(values.type):
+        for child in values.flatten():
+            yield from leaves_of(child)
+    elif types.is_map(values.type):
+        yield from leaves_of(values.keys)
+        yield from leaves_of(values.items)
+    elif types.is_list(values.type) or types.is_large_list(values.type):
+        yield from leaves_of(values.flatten())
+    else:
+        yield values

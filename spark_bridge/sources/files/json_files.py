@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from protocol.describing import show
 from spark_bridge.common.arrow_types import with_leaves
 from spark_bridge.common.extras import require
-from spark_bridge.sources.files.format import NO_END, FileFormat
-from spark_bridge.sources.files.numbers import changes, decimal_for, perhaps_changed
+from spark_bridge.sources.files.format import NO_END, FileFormat, leaves_of
+from spark_bridge.sources.files.numbers import changes, decimal_for, has_limits, has_many_digits, perhaps_changed
 
 if TYPE_CHECKING:
     import pyarrow
@@ -41,7 +41,7 @@ def _blocks(file: BinaryIO, start: int, end: int, block_bytes: int) -> Iterator[
             parts.append(read)
             if read:
                 continue
-        block = b"".join(parts) + read[:cut]
+        block = b"".join((*parts, memoryview(read)[:cut]))  # one copy
         if not block:
             return
         parts = [read[cut:]]
@@ -91,8 +91,8 @@ def read_json(
     for after, block in _blocks(file, first, end, file_format.block_bytes):
         if block.isspace():
             continue
-        _check_floats(block, schema, floats)
         table = _parsed(block, texts, finds_out=file_format.inferred)
+        _check_floats(block, table, schema, floats)
         for place, one in enumerate(schema):
             if one.type != texts.field(place).type:
                 table = table.set_column(place, one, _of_text(table.column(place), one))
@@ -151,7 +151,9 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
 def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     """The types, other than double, of the columns whose numbers a double would change."""
     floats = _floats(schema)
-    changed = {column: path for path, column, _, _ in _changed(block, schema, floats)} if floats else {}
+    changed = (
+        {column: path for path, column, _, _ in _changed(block, schema, perhaps_changed(floats))} if floats else {}
+    )
     types = {}
     for column, path in changed.items():
         numbers = [row[column] for row in _rows(block) if row.get(column) is not None]
@@ -165,8 +167,8 @@ def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     return types
 
 
-def _floats(schema: pyarrow.Schema) -> str:
-    """A regular expression for the numbers that a type in the schema may change; empty if there are none."""
+def _floats(schema: pyarrow.Schema) -> Any:
+    """The narrowest of the types in the schema that may change a number; None if there are none."""
     from pyarrow import types
 
     found = []
@@ -178,17 +180,25 @@ def _floats(schema: pyarrow.Schema) -> str:
 
     for one in schema:
         with_leaves(one.type, note)
-    return perhaps_changed(min(found, key=lambda leaf: leaf.bit_width)) if found else ""
+    return min(found, key=lambda leaf: leaf.bit_width, default=None)
 
 
-def _check_floats(block: bytes, schema: pyarrow.Schema, floats: str) -> None:
-    """Raise ``ValueError`` for a number that would not be what it was, because its column is a floating-point type."""
-    if not floats or not _matches(block, floats):
+def _check_floats(block: bytes, table: Any, schema: pyarrow.Schema, narrowest: Any) -> None:
+    """Raise ``ValueError`` for a number that is not what it was, because its column is a floating-point type."""
+    if narrowest is None or not (has_many_digits(block, narrowest) or _has_limits(table)):
         return
-    for path, _, number, wanted in _changed(block, schema, floats):
+    if not _matches(block, perhaps_changed(narrowest)):
+        return
+    for path, _, number, wanted in _changed(block, schema, perhaps_changed(narrowest)):
         raise ValueError(
             f"column {path!r} has {number}, which its type {wanted} would change: pass schema= with a decimal for it"
         )
+
+
+def _has_limits(table: Any) -> bool:
+    from pyarrow import types
+
+    return any(has_limits(leaf) for one in table.columns for leaf in leaves_of(one) if types.is_floating(leaf.type))
 
 
 def _matches(block: bytes, pattern: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from spark_bridge.common.arrow_types import with_leaves
 from spark_bridge.common.extras import require
-from spark_bridge.sources.files.format import FileFormat, not_in
+from spark_bridge.sources.files.format import FileFormat, leaves_of, not_in
 
 if TYPE_CHECKING:
     import pyarrow
@@ -136,7 +136,7 @@ def _check_calendar(batch: Any) -> None:
     from pyarrow import compute, scalar, types
 
     for one in batch.schema:
-        for values in _leaves(batch.column(one.name)):
+        for values in leaves_of(batch.column(one.name)):
             kind = values.type
             if not (types.is_date(kind) or types.is_timestamp(kind)):
                 continue
@@ -148,23 +148,6 @@ def _check_calendar(batch: Any) -> None:
                     "before 1582: let Spark write it again with spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, "
                     "and int96RebaseModeInWrite"
                 )
-
-
-def _leaves(values: Any) -> Iterator[Any]:
-    from pyarrow import types
-
-    if hasattr(values, "combine_chunks"):
-        values = values.combine_chunks()
-    if types.is_struct(values.type):
-        for child in values.flatten():
-            yield from _leaves(child)
-    elif types.is_map(values.type):
-        yield from _leaves(values.keys)
-        yield from _leaves(values.items)
-    elif types.is_list(values.type) or types.is_large_list(values.type):
-        yield from _leaves(values.flatten())
-    else:
-        yield values
 
 
 def _group_offset(group: Any) -> int:
