@@ -52,6 +52,7 @@ class History:
         self.dice.choice([self.take, self.begin, self.begin, self.land, self.land, self.leave, self.hold, self.lose])()
         self.stage.check_invariants()
         assert len(self.stage) == self.inputs - len(self.left)
+        assert self.stage.has_capacity == (self.inputs - len(self.left) < self.limit)  # results need memory, too
         assert len(self.aloft) <= self.limit
         if self.ordered:
             assert [input for input, _ in self.left] == list(range(len(self.left)))
