@@ -87,6 +87,9 @@ class _Context:
     def send_event(self, event: Any) -> None:
         self._line.send(("event", event))
 
+    def now(self) -> float:
+        return time.monotonic()
+
 
 def _run(line: Connection, body: Body, tls: bool) -> None:
     """A process: enter generations until ``body`` goes through, and say what came of each."""

@@ -183,7 +183,8 @@ def frames(kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["arrow", "pandas"])
-async def test_a_snapshot_has_the_results_that_wait_for_their_batch(kind: str) -> None:  # H180
+@pytest.mark.parametrize("batches", [2, 0], ids=["the input again", "no batch"])
+async def test_a_snapshot_has_the_results_that_wait_for_their_batch(kind: str, batches: int) -> None:  # H180
     calls: list[int] = []
 
     async def counted(row: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +199,7 @@ async def test_a_snapshot_has_the_results_that_wait_for_their_batch(kind: str) -
         await world.checkpoint()
         assert task.outputs == []
         await world.kill(task)
-        task = await world.retry(task, frames(kind))
+        task = await world.retry(task, frames(kind)[:batches])
         await world.advance(200.0)
         (batch,) = task.outputs
         assert isinstance(batch, type(frames(kind)[0]))

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from headgate import Budget, CheckpointConfig, SubtaskContext
 from headgate.errors import BudgetExhausted, GatewayFull, TimedOut
@@ -51,6 +52,16 @@ async def test_what_is_settled_is_spent_and_the_rest_is_there_for_others() -> No
         assert task.error is None, repr(task.error)
         assert (budget.total, budget.spent, budget.reserved, budget.left) == (1.0, 0.4, 0.0, 0.6)
         assert budget.figures()["spent_total"] == 0.4
+
+
+async def test_without_a_storage_a_budget_says_once_that_it_is_in_memory_only() -> None:
+    budget = Budget("usd", 1.0)
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            async with running_operator(parallelism=1, uses=[budget]):
+                pass
+    said = [line for line in lines if line["event"].startswith("budget kept in memory only")]
+    assert [line["log_level"] for line in said] == ["warning"]
 
 
 async def test_one_that_can_never_have_enough_learns_it_and_one_that_may_waits() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,12 +27,10 @@ from spark_bridge.primitives.group.arrays import all_reduce, direct_bytes
 from spark_bridge.primitives.group.guard import SocketGuard
 from spark_bridge.primitives.group.messages import Broken, Question, Yours
 from spark_bridge.primitives.group.ring import Ring, listen
-from spark_bridge.primitives.group.task import GroupPart
+from spark_bridge.primitives.group.task import GroupMember, GroupPart
 from spark_bridge.subtask.errors import PeerLost, TimedOut
+from tests.primitives.group_processes import Members
 from tests.primitives.stand_ins import open_alone
-
-if TYPE_CHECKING:
-    from spark_bridge.primitives.group.task import GroupMember
 
 KEY = bytes(32)
 
@@ -127,6 +125,20 @@ def test_a_few_numbers_go_through_the_driver_and_more_through_the_ring(size: int
 
     least = direct_bytes(size) // 8
     assert [through(1), through(least - 1), through(least)] == ["driver", "driver", "ring"]
+
+
+def reduce_again(member: GroupMember) -> str:
+    array = np.ones(direct_bytes(member.world_size))
+    member.all_reduce(array)
+    asked = member._round
+    total = member.all_reduce(array)
+    return f"{total[0]:g}, {member._round - asked} calls of the driver"
+
+
+def test_members_connect_once_and_the_next_arrays_do_not_touch_the_driver() -> None:  # H108
+    members = Members([reduce_again, reduce_again])
+    members.run()
+    assert members.said == {0: [(1, "2, 0 calls of the driver")], 1: [(1, "2, 0 calls of the driver")]}
 
 
 def test_arrays_of_another_shape_are_refused(connected: Callable[[int], list[Ring]]) -> None:

@@ -64,6 +64,23 @@ def test_entries_are_rows_with_the_types_of_the_schema(redis_server: RedisServer
     assert [row["id"] for _, batch in behind for row in batch.to_pylist()] == [4]
 
 
+def test_a_round_of_all_streams_is_one_command_whatever_their_number(redis_server: RedisServer, client: Any) -> None:
+    def commands() -> int:
+        return int(client.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"])
+
+    source = RedisStreamsSource(redis_server.url, ["a", "b", "c"], SCHEMA)
+    make: Any = source.operator
+    reader: RedisReader = make()
+    followed = [reader.read_from([stream, None], None) for stream in "abc"]
+    before = commands()
+    for _ in range(4):
+        assert [next(one) for one in followed] == [None, None, None]
+    assert commands() - before == 4
+    add(client, "c", range(2))
+    assert [item is not None for item in map(next, followed)] == [False, False, True]
+    reader.close()
+
+
 def test_a_bounded_source_ends_where_the_stream_ended_when_the_run_began(
     redis_server: RedisServer, client: Any
 ) -> None:

@@ -89,7 +89,6 @@ class CachePart(TaskPart):
         if self._hits:
             with suppress(GatewayFull, AttemptOver):
                 self._context.send_event_nowait(["hits", self._hits])
-                self._hits = 0
         return b""
 
     def get(self, key: Hashable, make: Callable[[], Any], timeout_s: float) -> Any:
