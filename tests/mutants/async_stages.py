@@ -14,9 +14,9 @@ records-are-taken-before-there-is-a-place [found; H180]
   - if more and (pull or flights.has_capacity):
   + if more:
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._take
-  - self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+  - self._flights.take(_Record(record, encode_entry(record) if self._keeps else None, item))
   + [self._context._calls.wait_until(self._something_landed) for _ in iter(lambda: self._flights.has_capacity, True)]; \
-self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+self._flights.take(_Record(record, encode_entry(record) if self._keeps else None, item))
 results-leave-after-they-were-taken [found; H180]
   A result that was given out is in the checkpoint that is taken before the stage goes on.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._given_out
@@ -80,6 +80,19 @@ results-that-wait-for-their-batch-are-lost [found; H180]
   A checkpoint is taken while results wait for the rest of their batch, and has none of them.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
   ~ for value in self._gathered => for value in ()
+items-are-finished-before-their-results-leave [new; H100 H180]
+  An item of a work queue is finished when its coroutine begins, so the work ends while it may still add some.
+  @ spark_bridge.primitives.work_queue.task:WorkQueuePart.given_to_stages
+  ~ self._begun[self.given] = None => self._begun[self.given] = None; self._finished.append(self.given)
+items-of-async-stages-are-in-two-checkpoints [new; H180]
+  The queue hands out again after a restore what the async stage has in flight.
+  @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
+  ~ [item for item in (self._current, *self._hand) if item is not None] => \
+[*([] if self._current is None else [self._current]), *self._hand, *((id_, 0, "r") for id_ in self._begun)]
+restored-results-finish-no-item [new; H100]
+  An item that was in flight at a checkpoint stays in work after a restore, so the work never ends.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.open
+  ~ one.item if one.item in known else None => None
 coroutines-find-no-parts [found; H180]
   The parts of a task are not found on the thread of its coroutines.
   @ spark_bridge.subtask.coroutines.loop:TaskLoop._run

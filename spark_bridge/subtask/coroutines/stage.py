@@ -35,6 +35,7 @@ from spark_bridge.subtask.coroutines.calls import (
 )
 from spark_bridge.subtask.coroutines.loop import END_S, TaskLoop
 from spark_bridge.subtask.coroutines.rows import Rows
+from spark_bridge.subtask.items import ADDS, Items
 from spark_bridge.subtask.operator import PAUSE, SubtaskOperator
 from spark_bridge.subtask.parts import current_part
 
@@ -52,13 +53,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Record:
-    """An input: the record, and its encoded form if checkpoints hold it."""
+    """An input: the record, its encoded form if checkpoints hold it, and its id if it is an item of a work queue."""
 
-    __slots__ = ("encoded", "record")
+    __slots__ = ("encoded", "item", "record")
 
-    def __init__(self, record: Any, encoded: bytes | None) -> None:
+    def __init__(self, record: Any, encoded: bytes | None, item: int | None) -> None:
         self.record = record
         self.encoded = encoded
+        self.item = item
 
 
 class _Result:
@@ -94,9 +96,10 @@ class AsyncStage(SubtaskOperator):
         self._taken = 0  # how many records of this input are in flight or have left
         self._keeps = False  # whether checkpoints hold what is in flight
         self._started = False
-        self._leaving: _Result | None = None  # one that is being given out
+        self._leaving: Flight[_Record] | None = None  # one that is being given out
         self._gathered: list[Any] = []  # values that have left, and are not yet together in a batch
         self._loop: TaskLoop | None = None
+        self._items: Items | None = None  # that the records are
         self._context: SubtaskContext[Any]
         if not isinstance(self._operator, AsyncOperator):
             raise TypeError(f"{settings.name} must make an AsyncOperator, not {show(self._operator)}")
@@ -106,11 +109,15 @@ class AsyncStage(SubtaskOperator):
     def open(self, context: SubtaskContext[Any], state: bytes | None) -> None:
         self._context = context
         self._keeps = context.mode == RestoreMode.STREAMING  # otherwise Spark computes all records again
+        self._items = context._items
         if state:
             fields = decode_state(STATE, state)
             self._flights.restore(map(_restored, fields["flights"]))
             if context.input_begins_again:
                 self._taken = fields["taken"]
+        known = () if self._items is None else self._items.resume([one.item for one, _ in self._flights.held()])
+        for one, _ in self._flights.held():
+            one.item = one.item if one.item in known else None
         channel = context._channel
         self._loop = (channel.stepped_loop or TaskLoop)(channel)
 
@@ -168,6 +175,8 @@ class AsyncStage(SubtaskOperator):
                     more, pull = record is not END, False
                     if more and record is not PAUSE:
                         self._take(record)
+                    elif more and self._items is not None:  # there will be items when results have left, or never
+                        self._context._calls.wait_until(self._something_landed)
                 elif flights:
                     # A barrier that can only be met upstream, behind a plain function, is met as that takes its next
                     # record. What it makes of that waits beyond the limit.
@@ -176,7 +185,8 @@ class AsyncStage(SubtaskOperator):
             loop.run(self._stop)
 
     def _take(self, record: Any) -> None:
-        self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+        item = None if self._items is None else self._items.given
+        self._flights.take(_Record(record, encode_entry(record) if self._keeps else None, item))
         self._taken += 1
         self._begin()
 
@@ -198,7 +208,10 @@ class AsyncStage(SubtaskOperator):
 
     def _given_out(self, flight: Flight[_Record], failures: Any) -> Iterator[Any]:
         """Let the effects of a result happen, and yield it. A snapshot while an event waits has what is left of it."""
-        result = self._leaving = flight.result
+        result, item = flight.result, flight.input.item
+        self._leaving = flight
+        if item is not None and self._items is not None:
+            self._items.giving_out(item)
         while result.effects:
             self._happen(result.effects[0])
             del result.effects[0]
@@ -209,6 +222,8 @@ class AsyncStage(SubtaskOperator):
         self._leaving = None
         if result.value is not NO_OUTPUT:
             yield result.value
+        if item is not None and self._items is not None:
+            self._items.left()
 
     def _happen(self, effect: list[Any]) -> None:
         match effect:
@@ -218,6 +233,9 @@ class AsyncStage(SubtaskOperator):
                 self._context.count(name, by)
             case ["observe", name, value]:
                 self._context.observe(name, value)
+            case ["add", found]:
+                if self._items is not None:
+                    self._items.add_found(found)
 
     # --- coroutines, on the loop ----------------------------------------------------------------------------------
 
@@ -238,6 +256,8 @@ class AsyncStage(SubtaskOperator):
         while True:
             tries += 1
             context = RecordContext(self._context, partial(self._key, input), tries)
+            if input.item is not None and self._items is not None:
+                ADDS.set((self._items.name, context.effects))
             try:
                 if settings.timeout_s is None:  # asyncio's own context costs as much as a call: ``async_records``
                     value = await self._call(context, input.record)
@@ -245,7 +265,8 @@ class AsyncStage(SubtaskOperator):
                     async with asyncio.timeout(settings.timeout_s):
                         value = await self._call(context, input.record)
             except Exception as error:
-                pause_s = settings.retry.pause_after(tries, error)
+                each_counts = self._context._calls.each_failure_counts
+                pause_s = None if each_counts else settings.retry.pause_after(tries, error)
                 if pause_s is None:
                     return self._failed(input.record, error, tries)
                 await asyncio.sleep(pause_s)
@@ -268,10 +289,13 @@ class AsyncStage(SubtaskOperator):
     def _failed(self, record: Any, error: Exception, tries: int) -> _Result:
         # What each further record would meet, such as an exhausted budget, is not left out: one by
         # one, all of them would be lost quietly.
-        if self._settings.on_error == "raise" or isinstance(error, NoRestart):
+        each_counts = self._context._calls.each_failure_counts
+        if self._settings.on_error == "raise" or each_counts or isinstance(error, NoRestart):
             if isinstance(error, TimeoutError) and not str(error) and self._settings.timeout_s is not None:
                 error = TimeoutError(f"no result within {self._settings.timeout_s:g} s, {tries} times")
             error.add_note(f"in {self._settings.name}, for the record {show(record)}")
+            if each_counts:
+                error.add_note("retry and on_error have no effect in a task whose coroutines loop over a work queue")
             return _Result(NO_OUTPUT, [], error)
         failed = Failed(record, describe(error), tries)
         return _Result(NO_OUTPUT if self._settings.on_error == "skip" else failed, [["count", FAILED, 1]])
@@ -288,11 +312,10 @@ class AsyncStage(SubtaskOperator):
         if not self._keeps:
             return b""
         self._know_landed()
-        results = [_Result(value, []) for value in self._gathered]
+        leaving: list[list[Any]] = [[b"", _Result(value, []).as_value(), None] for value in self._gathered]
         if self._leaving is not None:
-            results.append(self._leaving)
-        leaving = [[b"", result.as_value()] for result in results]
-        flights = [[one.encoded, result and result.as_value()] for one, result in self._flights.held()]
+            leaving.append([b"", self._leaving.result.as_value(), self._leaving.input.item])
+        flights = [[one.encoded, result and result.as_value(), one.item] for one, result in self._flights.held()]
         return _state_of(self._taken, [*leaving, *flights])
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
@@ -315,8 +338,8 @@ def _flights_of(state: bytes) -> list[Any]:
 
 
 def _restored(flight: Any) -> tuple[_Record, _Result | None]:
-    encoded, result = flight
+    encoded, result, item = flight
     if result is None:
-        return _Record(decode_entry(encoded), encoded), None
+        return _Record(decode_entry(encoded), encoded, item), None
     has_output, value, effects = result
-    return _Record(None, encoded), _Result(value if has_output else NO_OUTPUT, effects)
+    return _Record(None, encoded, item), _Result(value if has_output else NO_OUTPUT, effects)
