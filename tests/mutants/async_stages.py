@@ -93,6 +93,22 @@ restored-results-finish-no-item [new; H100]
   An item that was in flight at a checkpoint stays in work after a restore, so the work never ends.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.open
   ~ one.item if one.item in known else None => None
+results-that-no-checkpoint-can-hold-are-kept [found; H180]
+  A result that cannot be encoded fails the next checkpoint, and not the call that made it.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._know_landed
+  F if self._keeps and type(result.value) not in self._held_types:
+checkpoints-do-not-name-what-they-cannot-hold [new; H180]
+  A checkpoint that cannot hold a result says not which.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  F if result is not None:
+retries-are-left-to-chance [found; H180]
+  A history of retries is another one in each run, whatever its seed.
+  @ spark_bridge.subtask.coroutines.retry:Retry.pause_after
+  ~ dice.uniform(0.5, 1.0) => type(dice)().uniform(0.5, 1.0)
+each-async-stage-waits-for-initial-values [new; H66]
+  A stage that handles no events waits for the coordinator before its first record.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.__init__
+  - self.waits_for_subtask_ready = type(self._operator).handle_event is not AsyncOperator.handle_event
 coroutines-find-no-parts [found; H180]
   The parts of a task are not found on the thread of its coroutines.
   @ spark_bridge.subtask.coroutines.loop:TaskLoop._run

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import describe, show
-from protocol.errors import NoRestart
+from protocol.errors import EventEncodeError, NoRestart
 from protocol.in_flight import Flight, InFlight
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import decode_entry, decode_state, encode_entry, encode_state
@@ -62,6 +62,11 @@ class _Record:
         self.encoded = encoded
         self.item = item
 
+    @property
+    def items(self) -> list[int]:
+        """The id as a checkpoint has it: if there is one."""
+        return [] if self.item is None else [self.item]
+
 
 class _Result:
     """What has landed: a value with its effects, or a failure that ends the task."""
@@ -95,6 +100,7 @@ class AsyncStage(SubtaskOperator):
         self._lifespan: tuple[Any, ...] = ()
         self._taken = 0  # how many records of this input are in flight or have left
         self._keeps = False  # whether checkpoints hold what is in flight
+        self._held_types: set[type] = {type(NO_OUTPUT)}  # those of results of which a checkpoint could hold one
         self._started = False
         self._leaving: Flight[_Record] | None = None  # one that is being given out
         self._gathered: list[Any] = []  # values that have left, and are not yet together in a batch
@@ -103,6 +109,8 @@ class AsyncStage(SubtaskOperator):
         self._context: SubtaskContext[Any]
         if not isinstance(self._operator, AsyncOperator):
             raise TypeError(f"{settings.name} must make an AsyncOperator, not {show(self._operator)}")
+        # Otherwise nothing needs the coordinator's initial values before the first record.
+        self.waits_for_subtask_ready = type(self._operator).handle_event is not AsyncOperator.handle_event
 
     # --- the beginning and the end --------------------------------------------------------------------------------
 
@@ -120,6 +128,7 @@ class AsyncStage(SubtaskOperator):
             one.item = one.item if one.item in known else None
         channel = context._channel
         self._loop = (channel.stepped_loop or TaskLoop)(channel)
+        self._dice = self._loop.dice
 
     def close(self) -> None:
         if self._loop is not None:
@@ -204,7 +213,20 @@ class AsyncStage(SubtaskOperator):
             flight, result = self._landed.popleft()
             if result.error is not None:
                 raise result.error
+            if self._keeps and type(result.value) not in self._held_types:
+                self._check_held(flight.input, result)
+                self._held_types.add(type(result.value))
             self._flights.land(flight, result)
+
+    def _check_held(self, input: _Record, result: _Result) -> None:
+        """Raise ``EventEncodeError`` if a checkpoint cannot hold the result. It costs as much as a short call."""
+        try:
+            encode_entry(result.as_value())
+        except EventEncodeError as error:
+            raise EventEncodeError(
+                f"{self._settings.name} gave {show(result.value)} for the record {show(input.record)}, and a "
+                f"checkpoint cannot hold this result, or an event that belongs to it: {error}"
+            ) from error
 
     def _given_out(self, flight: Flight[_Record], failures: Any) -> Iterator[Any]:
         """Let the effects of a result happen, and yield it. A snapshot while an event waits has what is left of it."""
@@ -266,7 +288,7 @@ class AsyncStage(SubtaskOperator):
                         value = await self._call(context, input.record)
             except Exception as error:
                 each_counts = self._context._calls.each_failure_counts
-                pause_s = None if each_counts else settings.retry.pause_after(tries, error)
+                pause_s = None if each_counts else settings.retry.pause_after(tries, error, self._dice)
                 if pause_s is None:
                     return self._failed(input.record, error, tries)
                 await asyncio.sleep(pause_s)
@@ -312,10 +334,19 @@ class AsyncStage(SubtaskOperator):
         if not self._keeps:
             return b""
         self._know_landed()
-        leaving: list[list[Any]] = [[b"", _Result(value, []).as_value(), None] for value in self._gathered]
+        try:
+            return self._state()
+        except EventEncodeError:
+            for one, result in self._flights.held():
+                if result is not None:
+                    self._check_held(one, result)
+            raise
+
+    def _state(self) -> bytes:
+        leaving: list[list[Any]] = [[b"", _Result(value, []).as_value()] for value in self._gathered]
         if self._leaving is not None:
-            leaving.append([b"", self._leaving.result.as_value(), self._leaving.input.item])
-        flights = [[one.encoded, result and result.as_value(), one.item] for one, result in self._flights.held()]
+            leaving.append([b"", self._leaving.result.as_value(), *self._leaving.input.items])
+        flights = [[one.encoded, result and result.as_value(), *one.items] for one, result in self._flights.held()]
         return _state_of(self._taken, [*leaving, *flights])
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
@@ -338,7 +369,8 @@ def _flights_of(state: bytes) -> list[Any]:
 
 
 def _restored(flight: Any) -> tuple[_Record, _Result | None]:
-    encoded, result, item = flight
+    encoded, result, *items = flight
+    item = items[0] if items else None
     if result is None:
         return _Record(decode_entry(encoded), encoded, item), None
     has_output, value, effects = result
