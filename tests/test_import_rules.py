@@ -275,6 +275,12 @@ INTERNALS = {
     ("spark_bridge/primitives/group/driver.py", "protocol.gateway.types.CONNECTION_GONE"): (
         "tells a member that lost its connection from one that failed, by the text of the failure"
     ),
+    **{
+        ("spark_bridge/primitives/work_queue/task.py", f"spark_bridge.subtask.{name}"): (
+            "async stages work off its items: it hears what has left, and what coroutines add"
+        )
+        for name in ("context.runs_on_loop", "items.ADDS", "operator.PAUSE", "parts.parts_here")
+    },
     ("spark_bridge/sources/hybrid.py", "spark_bridge.subtask.context.inner_context"): (
         "the events of the readers inside it name the reader, on both ends"
     ),

@@ -47,7 +47,7 @@ from protocol.wire.messages import Downward, Registered, RestoreMode
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, AwaitedRequest, ChannelStatistics
 from spark_bridge.subtask.errors import NO_ANSWER, RegistrationFailed, TimedOut, for_unknown_reasons, request_failure
-from spark_bridge.subtask.mailbox import OperatorMailbox
+from spark_bridge.subtask.mailbox import MailboxCall, OperatorMailbox
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts
 from spark_bridge.subtask.runner import run_subtask_with
@@ -525,7 +525,10 @@ class _Channel:
         if self.on_task_thread:
             self._task.pause()
 
-    def take(self, *, events_only: bool = False) -> MailboxItem | None:
+    def post(self, call: Callable[[], object]) -> None:
+        self.mailbox.put(MailboxCall(call))
+
+    def take(self, *, events_only: bool = False) -> MailboxItem | MailboxCall | None:
         self.check()
         return self.mailbox.take(events_only=events_only)
 

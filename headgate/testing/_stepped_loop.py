@@ -105,7 +105,7 @@ class SteppedTaskLoop(TaskLoop):
 
     def __init__(self, channel: TaskChannel, task: OperatorTask, dice: Random) -> None:
         self._task = task
-        super().__init__(channel, _SteppedLoop(lambda loop: VirtualLoop(loop, task._clock), dice))
+        super().__init__(channel, _SteppedLoop(lambda loop: VirtualLoop(loop, task._clock), dice), dice)
 
     def _begin(self) -> None:
         self._task.loops.append(self)

@@ -16,6 +16,7 @@ from protocol.arguments import Rule, checked, given
 from protocol.describing import class_name, name_of
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.primitive import PARTS_OF_ALL, USES, Primitive, checked_name
+from spark_bridge.primitives.work_queue.task import QueueItems, WorkQueueInTask
 from spark_bridge.sinks.two_phase.sink import TwoPhaseSink
 from spark_bridge.subtask.context import QUESTIONS
 from spark_bridge.subtask.coroutines.concurrently import Concurrently
@@ -73,7 +74,11 @@ class Chain:
 
 def chain(
     *unnamed: Never,
-    **stages: StageOperator | tuple[GivenCoordinator, StageOperator] | OperatorPair | TwoPhaseSink[Any],
+    **stages: StageOperator
+    | tuple[GivenCoordinator, StageOperator]
+    | OperatorPair
+    | TwoPhaseSink[Any]
+    | WorkQueueInTask[Any],
 ) -> Chain:
     """Return a chain of operators that run in one task, each of which gets what the one before it yields.
 
@@ -83,7 +88,8 @@ def chain(
     * a pair, ``(coordinator, operator)``, where ``coordinator`` is what ``coordinate`` takes and ``operator`` is the
       class of a ``SubtaskOperator``, or a function that makes one;
     * an object that has both as attributes, such as a ready source, or a sink (a ``TwoPhaseSink``);
-    * an operator alone, or a plain function of the records, which needs no coordinator.
+    * an operator alone, or a plain function of the records, which needs no coordinator;
+    * a ``WorkQueue``, as the first stage, which yields the queue's items; ``uses=[queue]`` names it as well.
 
     ``coordinate(name, chain(...), parallelism=n)`` runs it: to Spark and to checkpoints it is one operator, with one
     connection and one cut. Each stage keeps its coordinator, its state and its events. Calls reach the stages in their
@@ -135,6 +141,8 @@ def _halves(name: str, stage: Any) -> tuple[GivenCoordinator, StageOperator]:
         coordinator, operator = stage
     elif isinstance(stage, TwoPhaseSink):
         coordinator, operator = _halves_of_sink(stage)
+    elif isinstance(stage, WorkQueueInTask):
+        operator = partial(QueueItems, stage)
     elif not isinstance(stage, type) and hasattr(stage, "coordinator") and hasattr(stage, "operator"):
         coordinator, operator = stage.coordinator, stage.operator
     made_by = operator.func if isinstance(operator, partial) else operator

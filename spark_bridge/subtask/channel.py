@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from protocol.errors import AttemptOver, GatewayFull, ProtocolError, RemoteProtocolError
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, ProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
 from protocol.parts import ONE_PART, OWN_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
@@ -78,7 +78,7 @@ from protocol.wire.messages import (
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.connection import WATCH_S, Connection, CurrentConnection, OwnReads, Waker, register
 from spark_bridge.subtask.errors import NO_ANSWER, TimedOut, for_unknown_reasons, request_failure
-from spark_bridge.subtask.mailbox import OperatorMailbox, UrgentThread
+from spark_bridge.subtask.mailbox import MailboxCall, OperatorMailbox, UrgentThread
 
 __all__ = ["AwaitedRequest", "ChannelStatistics", "SubtaskChannel", "attached_keys"]
 
@@ -361,6 +361,21 @@ class SubtaskChannel:
                 return
         call()
 
+    def post(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called on the task's own thread, after what is in the mailbox. For other threads of the task.
+
+        Raises ``LocalProtocolError`` on that thread itself, if it would wait for the call.
+        """
+        if self.on_task_thread:
+            raise LocalProtocolError(
+                "a coroutine that runs on the task's own thread waits for what only that thread can do: let "
+                "concurrently() run it, which has an event loop on a thread beside it"
+            )
+        with self._lock:
+            if self.over is None:
+                self.mailbox.put(MailboxCall(call))
+                self._wake_waiting()
+
     def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
         """A barrier came separately from the items. An unexpected one is logged and has no effect."""
         with self._lock:
@@ -466,7 +481,7 @@ class SubtaskChannel:
             if not (self.stopping or self.mailbox.full):
                 self._read_here()
 
-    def take(self, *, events_only: bool = False) -> MailboxItem | None:
+    def take(self, *, events_only: bool = False) -> MailboxItem | MailboxCall | None:
         """The next mailbox item, or None. With ``events_only``, also None if that item is not an event.
 
         A barrier is not taken before every answer ahead of it has reached its asker, so that the snapshot is not older

@@ -25,10 +25,21 @@ from protocol.wire.messages import Registered
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import ChannelStatistics
 from spark_bridge.subtask.errors import TimedOut
+from spark_bridge.subtask.items import Items
+from spark_bridge.subtask.mailbox import MailboxCall
 from spark_bridge.subtask.task_channel import TaskChannel
 from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
 
-__all__ = ["QUESTIONS", "Calls", "Counters", "SubtaskContext", "inner_context", "refuse_on_loop", "to_one_that_asks"]
+__all__ = [
+    "QUESTIONS",
+    "Calls",
+    "Counters",
+    "SubtaskContext",
+    "inner_context",
+    "refuse_on_loop",
+    "runs_on_loop",
+    "to_one_that_asks",
+]
 
 
 QUESTIONS = "headgate.questions"
@@ -56,7 +67,7 @@ class Calls:
         channel: TaskChannel,
         endpoint: TaskEndpoint,
         identity: TaskIdentity,
-        handle: Callable[[MailboxItem], None],
+        handle: Callable[[MailboxItem | MailboxCall], None],
     ) -> None:
         self.channel = channel
         self.endpoint = endpoint
@@ -64,6 +75,7 @@ class Calls:
         self.limits = endpoint.wire_limits
         self.counters: Counters | None = None
         self.inside: str | None = None
+        self.each_failure_counts = False
         self.can_cut: Callable[[], bool] = lambda: True
         """Whether a snapshot can be taken where the stage that runs waits."""
         self._handle = handle
@@ -71,6 +83,9 @@ class Calls:
         self._requests: dict[Any, Any] = {}  # of coroutines, by their loop
 
     # --- for ready-made parts: see ``TaskAccess`` -----------------------------------------------------------------
+
+    def post(self, call: Callable[[], object]) -> None:
+        self.channel.post(call)
 
     def timed_out(self, failure: str) -> TimedOut:
         return self.channel.timed_out(failure)
@@ -185,6 +200,7 @@ class SubtaskContext(Generic[Sent_contra]):
     """
 
     _gives_pauses = False  # whether the stage is a source, and feeds one that takes ``PAUSE``
+    _items: Items | None = None  # those that the stage is fed with, if they have to hear what becomes of them
     _way: tuple[int, ...] = ()  # to a reader inside of others: its index in each of them, the innermost first
 
     def __init__(
@@ -452,12 +468,17 @@ class SubtaskContext(Generic[Sent_contra]):
         return self._counters
 
 
+def runs_on_loop() -> bool:
+    """Whether an asyncio loop runs in this thread."""
+    return "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None
+
+
 def refuse_on_loop(blocking: str, awaitable: str) -> None:
     """Raise ``LocalProtocolError`` if an asyncio loop runs in this thread, which ``blocking`` would stop.
 
     Both are the names of methods, or what is written in a program: ``with permits`` and ``async with permits``.
     """
-    if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:
+    if runs_on_loop():
         called, use = blocking, awaitable
         if blocking.isidentifier():
             called, use = f"{blocking}()", f"await {awaitable}(...)"

@@ -7,10 +7,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxEvent, MailboxItem, UrgentBegan, UrgentHandled
 
-__all__ = ["OperatorMailbox", "UrgentThread"]
+__all__ = ["MailboxCall", "OperatorMailbox", "UrgentThread"]
+
+
+class MailboxCall(NamedTuple):
+    """Something that a coroutine has the task's own thread do."""
+
+    call: Callable[[], object]
 
 
 class OperatorMailbox:
@@ -23,7 +30,7 @@ class OperatorMailbox:
     __slots__ = ("_beside_bytes", "_beside_items", "_bytes", "_bytes_max", "_items", "_items_max", "barriers")
 
     def __init__(self, items_max: int, bytes_max: int) -> None:
-        self._items: deque[MailboxItem] = deque()
+        self._items: deque[MailboxItem | MailboxCall] = deque()
         self._items_max = items_max
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -56,7 +63,7 @@ class OperatorMailbox:
         """So much has arrived that waits elsewhere."""
         self._beside_items, self._beside_bytes = items, size_bytes
 
-    def put(self, item: MailboxItem) -> None:
+    def put(self, item: MailboxItem | MailboxCall) -> None:
         """Append an item. An aborted checkpoint removes its barrier, which no longer counts."""
         if isinstance(item, MailboxEvent):
             self._bytes += len(item.payload)
@@ -66,7 +73,7 @@ class OperatorMailbox:
             self._remove(MailboxBarrier(item.checkpoint_id))
         self._items.append(item)
 
-    def take(self, *, events_only: bool) -> MailboxItem | None:
+    def take(self, *, events_only: bool) -> MailboxItem | MailboxCall | None:
         """Remove and return the first item. None if there is none, or with ``events_only`` if it is not an event."""
         if not self._items or (events_only and not isinstance(self._items[0], MailboxEvent)):
             return None

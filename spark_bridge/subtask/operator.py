@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from protocol.describing import name_of, show, type_name
 from protocol.event_types import Received, Sent
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from spark_bridge.subtask.items import Items
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -75,6 +76,7 @@ class SubtaskOperator(Generic[Received, Sent]):
     goes_on_after_restore: bool = False
     waits_for_subtask_ready: bool = True
     takes_pauses: bool = False  # whether it is given ``PAUSE`` by a source that feeds it
+    items_from: Items | None = None  # what it yields, if that has to hear what becomes of it
 
     @property
     def counts_records(self) -> bool:

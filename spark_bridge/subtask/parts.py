@@ -55,6 +55,7 @@ from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of, to_one_that_asks
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator, TimedOut
+from spark_bridge.subtask.mailbox import MailboxCall
 from spark_bridge.subtask.operator import SubtaskOperator, close_quietly, iterated
 from spark_bridge.subtask.source import SplitReader
 from spark_bridge.subtask.task_channel import TaskChannel
@@ -84,6 +85,12 @@ class TaskAccess(Protocol):
     @property
     def endpoint(self) -> TaskEndpoint:
         """The sidecar's address and the operator's settings."""
+
+    each_failure_counts: bool
+    """Whether a coroutine that fails fails the task, whatever its stage was told: something else is lost with it."""
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called on the task's own thread: see ``SubtaskChannel``."""
 
     def timed_out(self, failure: str) -> TimedOut:
         """The error of a wait that took too long, with what the coordinator is waiting for, if known."""
@@ -199,10 +206,10 @@ class OperatorParts:
                         operator.task = calls
                     again = registered.input_begins_again and not (continued and name in self.stages)
                     context = SubtaskContext(calls, registered, name, tuple(asked.get(name, ())), again)
-                    context._gives_pauses = any(
-                        self.stages[k : k + 1] == (name,) and after.takes_pauses
-                        for k, after in enumerate(self._feeding[1:])
-                    )
+                    if name in self.stages:
+                        k = self.stages.index(name)
+                        context._gives_pauses = any(after.takes_pauses for after in self._feeding[k + 1 : k + 2])
+                        context._items = self._feeding[k - 1].items_from if k else None
                     state = states.get(name)
                     try:
                         operator.open(context, state)
@@ -378,6 +385,11 @@ class OperatorParts:
         """Whether a snapshot can be taken now, if the stage that runs is waiting or has yielded."""
         return self._consistent(self._running + 1)
 
+    @property
+    def feeds_coroutines(self) -> bool:
+        """Whether what the stage that runs yields comes to an async stage, through others or not."""
+        return any(stage.takes_pauses for stage in self._feeding[self._running + 1 :])
+
     def _consistent(self, count: int) -> bool:
         """Whether each of the first ``count`` stages can be cut after an output."""
         return all(stage.snapshot_anywhere or k in self._ended for k, stage in enumerate(self._feeding[:count]))
@@ -422,7 +434,7 @@ class OperatorParts:
 
     # --- what arrives ---------------------------------------------------------------------------------------------
 
-    def _handle(self, item: MailboxItem) -> None:
+    def _handle(self, item: MailboxItem | MailboxCall) -> None:
         calls = self.calls
         try:
             match item:
@@ -448,6 +460,9 @@ class OperatorParts:
                     self._tell("notify_checkpoint_aborted", checkpoint_id)
                 case MailboxStart():
                     self._awaits_start = False
+                case MailboxCall(call=call):
+                    calls.inside = "handle_event"
+                    call()
         finally:
             calls.inside = None
 

@@ -14,9 +14,9 @@ records-are-taken-before-there-is-a-place [found; H180]
   - elif more and (pull or flights.has_capacity):
   + elif more:
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._take
-  - taken = _Record(record, encode_entry(record) if self._keeps else None)
+  - taken = _Record(record, encode_entry(record) if self._keeps else None, item)
   + [self._context._calls.wait_until(self._something_landed) for _ in iter(lambda: self._flights.has_capacity, True)]; \
-taken = _Record(record, encode_entry(record) if self._keeps else None)
+taken = _Record(record, encode_entry(record) if self._keeps else None, item)
 results-leave-after-they-were-taken [found; H180]
   A result that was given out is in the checkpoint that is taken before the stage goes on.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._results
@@ -121,6 +121,35 @@ results-that-wait-for-their-batch-are-lost [found; H180]
   A checkpoint is taken while results wait for the rest of their batch, and has none of them.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
   ~ for value in self._gathered => for value in ()
+items-are-finished-before-their-results-leave [new; H100 H180]
+  An item of a work queue is finished when its coroutine begins, so the work ends while it may still add some.
+  @ spark_bridge.primitives.work_queue.task:WorkQueuePart.given_to_stages
+  ~ self._begun[self.given] = None => self._begun[self.given] = None; self._finished.append(self.given)
+items-of-async-stages-are-in-two-checkpoints [new; H180]
+  The queue hands out again after a restore what the async stage has in flight.
+  @ spark_bridge.primitives.work_queue.task:WorkQueuePart.snapshot_state
+  ~ [item for item in (self._current, *self._hand) if item is not None] => \
+[*([] if self._current is None else [self._current]), *self._hand, *((id_, 0, "r") for id_ in self._begun)]
+restored-results-finish-no-item [new; H100]
+  An item that was in flight at a checkpoint stays in work after a restore, so the work never ends.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.open
+  ~ one.item if one.item in known else None => None
+results-that-no-checkpoint-can-hold-are-kept [found; H180]
+  A result that cannot be encoded fails the next checkpoint, and not the call that made it.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._know_landed
+  F if self._keeps and type(result.value) not in self._held_types:
+checkpoints-do-not-name-what-they-cannot-hold [new; H180]
+  A checkpoint that cannot hold a result says not which.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  F if result is not None:
+retries-are-left-to-chance [found; H180]
+  A history of retries is another one in each run, whatever its seed.
+  @ spark_bridge.subtask.coroutines.retry:Retry.pause_after
+  ~ dice.uniform(0.5, 1.0) => type(dice)().uniform(0.5, 1.0)
+each-async-stage-waits-for-initial-values [new; H66]
+  A stage that handles no events waits for the coordinator before its first record.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.__init__
+  - self.waits_for_subtask_ready = type(self._operator).handle_event is not AsyncOperator.handle_event
 coroutines-find-no-parts [found; H180]
   The parts of a task are not found on the thread of its coroutines.
   @ spark_bridge.subtask.coroutines.loop:TaskLoop._run

@@ -40,7 +40,7 @@ items-are-known-by-their-place [found; H100 H153]
 equal-items-of-one-parent-count-once [new; H100]
   Of equal items that one item adds, only the first is done.
   @ spark_bridge.primitives.work_queue.task:WorkQueuePart._id_of
-  ~ return id_of_child(parent, encoded, number) if number else first => return first
+  ~ return id_of_child(parent.id, encoded, number) if number else first => return first
 restored-requests-for-splits-are-answered [found; H151]
   A split is assigned to the first sender of a restored request, which may not exist.
   @ actors.coordination.sources.source:SourceCoordinator.handle_event_from_operator

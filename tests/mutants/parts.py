@@ -465,8 +465,8 @@ what-a-function-keeps-is-done-twice [new; H100]
 a-revoked-success-leaves-items-to-nobody [new; H100 H17]
   A job fails although the subtask of a revoked success works again on what it had in hand.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.add_splits_back
-  - for known in (self._undone, self._returned, self._superseded, self._kept):
-  + for known in (self._undone, self._returned, self._kept):
+  - for known in (self._undone, self._returned, self._superseded, self._kept, self._working):
+  + for known in (self._undone, self._returned, self._kept, self._working):
 a-restored-report-ends-the-next-attempt [new; H100 H151]
   A report of a function that had returned, held in the checkpoint, keeps the next attempt of its subtask from items.
   @ spark_bridge.primitives.work_queue.driver:_Enumerator.handle_source_event

@@ -172,5 +172,4 @@ def passed_on(records: Iterator[Any]) -> Iterator[Any]:
 @pytest.mark.parametrize("seed", range(12))
 async def test_each_record_has_one_result_when_drivers_and_tasks_die(seed: int) -> None:  # H180, H181
     print(f"seed {seed}")
-    random.seed(seed)  # the jitter of retries
     await history(seed)

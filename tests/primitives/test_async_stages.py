@@ -17,11 +17,17 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from actors.coordination import (
+    CoordinatorContext,
+    OperatorCoordinator,
+    SourceCoordinator,
+    StaticSplitEnumerator,
+    SubtaskGateway,
+)
 from actors.coordination.sources.enumerators import HybridSplitEnumerator
 from headgate import CheckpointConfig, SplitReader, chain
 from headgate.testing import running_operator
-from protocol.errors import LocalProtocolError
+from protocol.errors import EventEncodeError, LocalProtocolError
 from spark_bridge.sources.hybrid import HybridReader
 from spark_bridge.subtask.coroutines.calls import AsyncOperator, Failed
 from spark_bridge.subtask.coroutines.concurrently import concurrently
@@ -141,6 +147,73 @@ async def test_a_call_begins_again_with_the_record_as_it_came_and_the_same_key()
         await world.launch_operator(0)
         await world.advance(0.1)
     assert sorted(calls) == first
+
+
+@pytest.mark.parametrize("when", ["when it comes", "at the checkpoint"])
+async def test_a_result_that_no_checkpoint_can_hold_is_refused_with_its_record(when: str) -> None:  # H180
+    """When it is produced, if it is the first of its type; the others are named by the checkpoint that fails."""
+
+    async def call(number: int) -> dict[str, Any]:
+        await asyncio.sleep(10.0 if number == 0 else 1.0)
+        return {"id": number, "client": object() if number == (1 if when == "when it comes" else 3) else None}
+
+    numbers = SourceCoordinator(partial(static, [4])), Numbers
+    stages = chain(source=numbers, ask=concurrently(call))
+    async with running_operator(stages, parallelism=1, mode="streaming") as world:
+        task = await world.launch_operator(0)
+        await world.advance(2.0)
+        if when == "at the checkpoint":
+            assert task.error is None
+            world.begin_checkpoint()
+            await world.advance(1.0)
+    assert isinstance(task.error, EventEncodeError)
+    assert f"for the record {1 if when == 'when it comes' else 3}, and a checkpoint cannot hold" in str(task.error)
+
+
+class SlowToGreet(OperatorCoordinator):
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        await gateway.send_event("hello")
+        await self.context.clock.sleep(5.0)
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
+
+
+class Hears(AsyncOperator):
+    def handle_event(self, event: Any) -> None:
+        pass
+
+    async def process_record(self, context: Any, record: int) -> int:
+        return 2 * record
+
+
+@pytest.mark.parametrize("hears", [False, True])
+async def test_only_a_stage_that_handles_events_waits_for_the_first_of_them(hears: bool) -> None:
+    async with running_operator(SlowToGreet, parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(Hears if hears else double), [1])
+        await world.advance(2.0)
+        assert task.outputs == ([] if hears else [2])
+        await world.advance(5.0)
+        assert task.outputs == [2]
+
+
+async def test_the_seed_decides_the_pauses_of_retries() -> None:
+    async def tries_at(seed: int) -> list[float]:
+        times: list[float] = []
+
+        async def fail(number: int) -> None:
+            times.append(asyncio.get_running_loop().time())
+            raise ConnectionError
+
+        async with running_operator(parallelism=1, seed=seed) as world:
+            await world.launch_operator(0, concurrently(fail, retry=Retry(4), on_error="skip"), [0])
+            await world.advance(10.0)
+        return [time - times[0] for time in times]
+
+    first = await tries_at(1)
+    assert len(first) == 4
+    assert first == await tries_at(1)
+    assert first != await tries_at(2)
 
 
 async def test_a_coroutine_that_nothing_else_refers_to_is_not_collected() -> None:  # H180

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import anyio
 import pytest
 
+from headgate import Permits
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
 from spark_bridge.primitives.permits.book import Grant, PermitBook, PermitEffect, Withdraw
 from spark_bridge.primitives.permits.schedule import AHEAD_S, EXPIRY_S, Permit, RateSchedule
@@ -827,6 +829,15 @@ async def test_a_use_with_a_weight_is_corrected_in_a_coroutine_and_on_a_thread()
     ):
         with pytest.raises(LocalProtocolError, match=named):
             blocking()
+
+
+@pytest.mark.parametrize("burst", [10, 0])
+def test_a_weight_that_no_use_can_have_is_refused_where_it_is_given(burst: int) -> None:
+    """On the driver too, and in a task before the block."""
+    permits = Permits("tokens", per_s=5.0, burst=burst) if burst else Permits("tokens", concurrency=2)
+    for here in (permits, pickle.loads(pickle.dumps(permits))):
+        with pytest.raises(LocalProtocolError, match="has the weight 11, but" if burst else "they limit no rate"):
+            here.weight(11)
 
 
 def test_a_weight_needs_a_rate() -> None:

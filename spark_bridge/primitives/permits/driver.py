@@ -63,17 +63,16 @@ class Permits(PermitsInTask, Primitive):
     def __init__(
         self, name: str, *, per_s: float | None = None, burst: int = 1, concurrency: int | None = None
     ) -> None:
-        PermitsInTask.__init__(self, name)
+        PermitsInTask.__init__(self, name, 0 if per_s is None else burst)
         Primitive.__init__(self, name)
         if per_s is None and concurrency is None:
             raise ValueError(f"permits {name!r} limit nothing: pass per_s, concurrency or both")
         self._slots = concurrency or 0
         self._desk = _Desk(PermitBook(per_s, burst, self._slots), burst)
         self._hands_out_ahead = per_s is not None and RateSchedule(per_s, burst).shares
-        self._burst = 0 if per_s is None else burst
 
     def __reduce__(self) -> Any:
-        return PermitsInTask, (self._name,)
+        return PermitsInTask, (self._name, self._burst)
 
     @property
     def in_use(self) -> int:
@@ -89,7 +88,7 @@ class Permits(PermitsInTask, Primitive):
         return _Coordinator(self._name, self._desk, operator_id)
 
     def task_part(self) -> Callable[[], SubtaskOperator]:
-        return partial(PermitsPart, self._name, self._burst, self._slots > 0, self._hands_out_ahead)
+        return partial(PermitsPart, self._name, self._burst or 0, self._slots > 0, self._hands_out_ahead)
 
 
 class _Desk:

@@ -54,6 +54,20 @@ class _Wait(NamedTuple):
     deadline: float
 
 
+def check_weight(name: str, burst: int, weight: int) -> None:
+    """Raise ``LocalProtocolError`` if no use of these permits can have this weight."""
+    if not burst:
+        raise LocalProtocolError(
+            f"a use of the permits {name!r} was given a weight, but they limit no rate: pass per_s and burst "
+            "to sidecar.permits(), or use `with permits:`"
+        )
+    if weight > burst:
+        raise LocalProtocolError(
+            f"a use of the permits {name!r} has the weight {weight}, but their burst is {burst}, and "
+            "no more may be used at one moment: pass a larger burst to sidecar.permits(), or divide the use"
+        )
+
+
 class PermitsPart(TaskPart):
     """The permits that this task holds. ``acquire`` and ``release`` are for any of its threads."""
 
@@ -61,9 +75,9 @@ class PermitsPart(TaskPart):
 
     def __init__(self, name: str, burst: int, limits_users: bool, hands_out_ahead: bool) -> None:
         """``burst``: 0 if there is no rate."""
-        self._name = name
+        self.name = name
         self._requests = 0
-        self._burst = burst
+        self.burst = burst
         self._limits_users = limits_users
         self._hands_out_ahead = hands_out_ahead
         self._permits: list[float] = []  # the moments from which they may be used, ascending
@@ -78,19 +92,6 @@ class PermitsPart(TaskPart):
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self._context = context
-
-    def check_weight(self, weight: int) -> None:
-        """Raise ``LocalProtocolError`` if no use can have this weight."""
-        if not self._burst:
-            raise LocalProtocolError(
-                f"a use of the permits {self._name!r} was given a weight, but they limit no rate: pass per_s and burst "
-                "to sidecar.permits(), or use `with permits:`"
-            )
-        if weight > self._burst:
-            raise LocalProtocolError(
-                f"a use of the permits {self._name!r} has the weight {weight}, but their burst is {self._burst}, and "
-                "no more may be used at one moment: pass a larger burst to sidecar.permits(), or divide the use"
-            )
 
     def acquire(self, weight: int, timeout_s: float, *, may_be_held: bool = True) -> int | None:
         """Wait until a use of this weight may begin; return its number, if the driver was asked. A slot must be
@@ -108,16 +109,16 @@ class PermitsPart(TaskPart):
 
     async def _acquire(self, by: OnThread, weight: int, timeout_s: float, may_be_held: bool) -> int | None:
         if weight != 1:
-            self.check_weight(weight)
+            check_weight(self.name, self.burst, weight)
         wait = _Wait(by, weight, timeout_s, self._now() + timeout_s)
         self._unsent.send(by)
         with self._lock:
             slot = self._idle_slots.pop() if self._idle_slots else None
             needs_slot = self._limits_users and slot is None
             may_be_held = may_be_held and weight == 1 and not needs_slot
-            due = self._take_ahead() if self._burst and may_be_held else None
+            due = self._take_ahead() if self.burst and may_be_held else None
             number = None
-            if needs_slot or (self._burst and due is None):
+            if needs_slot or (self.burst and due is None):
                 number = self._requests = self._requests + 1
         try:
             if number is not None:
@@ -164,7 +165,7 @@ class PermitsPart(TaskPart):
 
     def _timed_out(self, wait: _Wait) -> TimedOut:
         return self.task.timed_out(
-            f"no permit of {self._name!r} within {wait.timeout_s:g} s: others use them all, or this task itself holds "
+            f"no permit of {self.name!r} within {wait.timeout_s:g} s: others use them all, or this task itself holds "
             "one that it has not released; wait longer, or raise the limit"
         )
 
@@ -195,7 +196,7 @@ class PermitsPart(TaskPart):
         with self._lock:
             if not self._used_slots:
                 raise LocalProtocolError(
-                    f"release() of the permits {self._name!r} without an acquire() before it: call it once after each, "
+                    f"release() of the permits {self.name!r} without an acquire() before it: call it once after each, "
                     "or use `with permits:`"
                 )
             self._keep_or_return(self._used_slots.pop())
@@ -289,7 +290,7 @@ class PermitUse(Block):
         if self._part is not None:
             raise LocalProtocolError("a use of permits was entered twice: call permits.weight(...) for each use")
         part = self._find()
-        part.check_weight(self._weight)
+        check_weight(part.name, part.burst, self._weight)
         return part
 
     def __enter__(self) -> PermitUse:
@@ -316,10 +317,14 @@ class PermitUse(Block):
 
 
 class PermitsInTask(PartInTask, Block):
-    """``Permits`` in a task."""
+    """``Permits`` in a task. ``burst``: 0 if there is no rate; None if only the task's half knows it."""
 
     _kind = "permits"
     _on_driver = ON_DRIVER | {"in_use"}
+
+    def __init__(self, name: str, burst: int | None = None) -> None:
+        super().__init__(name)
+        self._burst = burst
 
     @checked(weight=AT_LEAST_1, timeout_s=WAIT)
     def acquire(self, *, weight: int = 1, timeout_s: float = 600.0) -> None:
@@ -355,7 +360,11 @@ class PermitsInTask(PartInTask, Block):
 
         ``with permits.weight(1200) as used:`` waits as ``acquire`` does, and ``used.correct(900)`` says what the use
         really weighed. A use whose weight is given this way asks the driver, also if the weight is 1.
+
+        Raises ``LocalProtocolError`` here, also on the driver, if the weight is above ``burst``, or there is no rate.
         """
+        if self._burst is not None:
+            check_weight(self._name, self._burst, weight)
         return PermitUse(self._part, weight, timeout_s)
 
     def release(self) -> None:

@@ -81,7 +81,9 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
     ``sidecar.work_queue(name, roots)`` makes it, and ``coordinate(..., uses=[queue])`` gives it to an operator. In the
     function that the tasks run, ``for item in queue:`` yields items until nothing is left anywhere: not in the queue,
     and not in the hands of another task, which may still add some. An item is finished when the loop asks for the next
-    one or the function returns.
+    one or the function returns. In coroutines it is ``async for item in queue:``. As the first stage of a chain, the
+    queue feeds the next one: ``chain(take=queue, visit=concurrently(visit))``. There, an item is finished when its
+    result has left.
 
     The outputs that belong to an item count once. If an attempt is lost, all its items go back to the queue, finished
     ones too, because Spark drops its outputs. If the function returns early, what is left of its items goes to other
@@ -97,8 +99,8 @@ class WorkQueue(WorkQueueInTask[T], Primitive):
             are equal if they are encoded equally, types and the order of dicts included: 1, 1.0, ``True`` and
             ``np.int64(1)`` are four keys, and so are ``(1, 2)`` and ``[1, 2]`` two. Without it, all items differ.
         in_hand: how many items a task holds at a time, at least 1: the one that it works on, and those that wait for
-            it, so that it never waits for the driver. When others have nothing to do, it gives back those that wait
-            (in batch mode).
+            it, so that it never waits for the driver. What an async stage has in flight comes on top. When others have
+            nothing to do, it gives back those that wait (in batch mode).
         bytes_max: how many bytes the driver keeps of the items that tasks add, with some 400 for each. If they would
             exceed it, the job fails. In batch mode, finished items count too, because a lost task may give them back.
             In streaming mode, 100 bytes stay of each that was in a complete checkpoint.
@@ -174,6 +176,7 @@ class _Enumerator(SplitEnumerator):
         self._waiting_count = 0
         self._in_work: dict[int, int] = {}  # id to subtask
         self._held: dict[int, int] = {}  # how many of these each subtask has
+        self._working: dict[int, int] = {}  # on how many each says that it works
         # In streaming mode, what each subtask has finished, with its size: a reset returns it.
         self._finished: SplitAssignmentTracker[tuple[int, int]] = SplitAssignmentTracker()
         self._seen: set[int] = set()
@@ -229,6 +232,7 @@ class _Enumerator(SplitEnumerator):
         if self._context.coordinator.handles_restored:
             await self._hand_out()
             return  # the attempt of before wanted something, or had returned; this one asks itself
+        self._working[subtask] = report.begun
         if report.last:
             self._returned.setdefault(subtask, set()).add(attempt)
         await self._take_back(subtask, report)
@@ -332,6 +336,7 @@ class _Enumerator(SplitEnumerator):
         self._note_copies(subtask, sorted((*copies, attempt)))
         if succeeded or not copies:
             self._wanting.pop(subtask, None)
+            self._working.pop(subtask, None)
         undone = self._undone.get(subtask, {}).pop(attempt, None)
         if succeeded:
             self._superseded[subtask] = set(copies)
@@ -390,7 +395,7 @@ class _Enumerator(SplitEnumerator):
         self._too_late.clear()  # the next attempt can take it
         self._wanting.pop(subtask, None)
         self._returning.discard(subtask)
-        for known in (self._undone, self._returned, self._superseded, self._kept):
+        for known in (self._undone, self._returned, self._superseded, self._kept, self._working):
             known.pop(subtask, None)
         await in_turns(self._put_back_in_steps(splits))
         await self._hand_out()
@@ -496,8 +501,9 @@ class _Enumerator(SplitEnumerator):
                 )
 
     def _may_work(self, subtask: int) -> bool:
-        """Whether it may have an item, in streaming mode: it has not returned, and does not wait with an empty hand."""
-        return subtask not in self._superseded and self._wanting.get(subtask) != self._in_hand
+        """Whether it may have an item, in streaming mode: it has not returned, and works on one, or may get one."""
+        works = self._working.get(subtask) or self._wanting.get(subtask) != self._in_hand
+        return subtask not in self._superseded and bool(works)
 
     @property
     def _is_unsettled(self) -> bool:
@@ -517,14 +523,16 @@ class _Enumerator(SplitEnumerator):
         """
         idle = [subtask for subtask in self._wanting if not self._held.get(subtask)]
         rich = [
-            (count, subtask)
+            (waiting, subtask)
             for subtask, count in self._held.items()
-            if count > 1 and subtask not in self._returning and len(self._context.attempts(subtask)) == 1
+            if (waiting := count - max(1, self._working.get(subtask, 0))) > 0
+            and subtask not in self._returning
+            and len(self._context.attempts(subtask)) == 1
         ]
         if idle and rich:
-            count, subtask = max(rich)
+            waiting, subtask = max(rich)
             self._returning.add(subtask)
-            await self._context.send_event(subtask, ReturnItems(count // 2).as_event())
+            await self._context.send_event(subtask, ReturnItems((waiting + 1) // 2).as_event())
 
     # --- state ----------------------------------------------------------------------------------------------------
 

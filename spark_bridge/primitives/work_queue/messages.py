@@ -46,7 +46,7 @@ class Report:
     """From a task: these items are finished, these were found meanwhile, these are given back, and so many are wanted.
 
     ``wanted`` replaces what the task wanted before; below 0, it holds more than it should. ``last``: its function has
-    returned; in streaming mode, it keeps in its state what it gives back here.
+    returned; in streaming mode, it keeps in its state what it gives back here. ``begun``: how many it works on.
     """
 
     finished: tuple[int, ...]
@@ -54,10 +54,11 @@ class Report:
     given_back: tuple[int, ...]
     wanted: int
     last: bool = False
+    begun: int = 0
 
     def as_event(self) -> list[Any]:
         found = [list(item) for item in self.found]
-        return [_REPORT, list(self.finished), found, list(self.given_back), self.wanted, self.last]
+        return [_REPORT, list(self.finished), found, list(self.given_back), self.wanted, self.last, self.begun]
 
 
 @value
@@ -83,10 +84,10 @@ class KeepItems:
 def parse_report(event: Any) -> Report:
     """Raises ``RemoteProtocolError`` for anything else. What is found is for ``parse_item``: there may be many."""
     match event:
-        case [str(name), [*finished], [*found], [*given_back], int(wanted), bool(last)] if (
+        case [str(name), [*finished], [*found], [*given_back], int(wanted), bool(last), int(begun)] if (
             name == _REPORT and _are_ints(finished) and _are_ints(given_back)
         ):
-            return Report(tuple(finished), tuple(found), tuple(given_back), wanted, last)
+            return Report(tuple(finished), tuple(found), tuple(given_back), wanted, last, begun)
         case _:
             raise RemoteProtocolError(f"not a report of a work queue: {show(event, 80)}; {SAME_RELEASE}")
 

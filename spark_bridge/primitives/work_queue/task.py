@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from protocol.arguments import INT64, Rule, checked
@@ -24,7 +25,10 @@ from spark_bridge.primitives.work_queue.messages import (
     id_of_key,
     parse_return,
 )
-from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart
+from spark_bridge.subtask.context import refuse_on_loop, runs_on_loop
+from spark_bridge.subtask.items import ADDS
+from spark_bridge.subtask.operator import PAUSE, SubtaskOperator
+from spark_bridge.subtask.parts import ON_DRIVER, PartInTask, TaskPart, parts_here
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -40,8 +44,22 @@ REPORT_S = 0.05
 """A task that still has items in hand reports at least this often, between two items."""
 
 
+class _Parent:
+    """The item to which belongs what is added now, and how many children of each value it has so far."""
+
+    def __init__(self, id_: int) -> None:
+        self.id = id_
+        self.children: Counter[int] = Counter()  # by the id of the first of each value
+
+
 class WorkQueuePart(TaskPart):
-    """The items in this task's hand."""
+    """The items of this task. All of it happens on the task's own thread. An item is in one of four places:
+
+    * in the hand;
+    * with the function that loops over the queue (``_current``), which does it again after a restore;
+    * with one of the coroutines that loop over the queue (``_in_loops``), in batch mode;
+    * with the stages that ``QueueItems`` feeds (``_begun``), which hold it themselves in a checkpoint, and its result.
+    """
 
     waits_for_subtask_ready = False
     goes_on_after_restore = True
@@ -54,7 +72,11 @@ class WorkQueuePart(TaskPart):
         self._report_at = 0.0
         self._hand: deque[Item] = deque()
         self._current: Item | None = None
-        self._children: Counter[int] = Counter()  # of the current item, so far: by the id of the first of each value
+        self._begun: dict[int, None] = {}  # ids, in this order
+        self._in_loops: dict[int, Item] = {}
+        self._takers: deque[Callable[[Item | None], object]] = deque()  # of coroutines that wait for an item
+        self._parent: _Parent | None = None
+        self.given = 0
         self._finished: list[int] = []  # and not reported
         self._found: list[Item] = []
         self._found_bytes = 0
@@ -68,33 +90,44 @@ class WorkQueuePart(TaskPart):
         self._context = context
         self._clock = context.now
         if state is not None and context.input_begins_again:  # otherwise the items are those of an earlier input
-            self._hand.extend(_items_of(state))
+            items, begun = _fields_of(state)
+            self._hand.extend(items)
+            self._begun = dict.fromkeys(begun)
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
-        return _state_of([item for state in states.values() for item in _items_of(state)])
+        fields = [_fields_of(state) for state in states.values()]
+        return _state_of([item for items, _ in fields for item in items], [id_ for _, begun in fields for id_ in begun])
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         """What is finished or found leaves first, so the coordinator has it after the snapshot, in any case."""
         if self._finished or self._found or self._given_back:
             self._report(self._asked)
-        held = [item for item in (self._current, *self._hand) if item is not None]
-        return _state_of(held) if held else b""
+        return _state_of([item for item in (self._current, *self._hand) if item is not None], self._begun)
 
     def final_state(self) -> bytes:
-        """The function has returned: the current item is finished.
+        """The function has returned: the current item is finished, and so is what the stages have given out.
 
         The report names the others. In batch mode they go to other tasks. In streaming mode, where a checkpoint may
         hold them for this task, it keeps them for its next run of the same input.
         """
         self._finish_current()
+        if self._parent is not None:
+            self.left()
+        self._finished += self._in_loops  # the coroutines have ended
+        self._in_loops.clear()
         left = list(self._hand)
-        self._given_back += [item[0] for item in left]
+        self._given_back += [*(item[0] for item in left), *self._begun]
         if self._finished or self._found or self._given_back or self._asked:
             self._report(0, last=True)
         if self._context.mode is RestoreMode.BATCH:
             self._hand.clear()
+            self._begun.clear()
             return b""
-        return _state_of(left) if left else b""
+        return _state_of(left, self._begun)
 
     def handle_event(self, event: Any) -> None:
         match parse_source_event(event):
@@ -112,6 +145,7 @@ class WorkQueuePart(TaskPart):
                         self._give_back(count)
                     case KeepItems(ids):
                         self._hand.extend([self._offered.pop(id_) for id_ in reversed(ids) if id_ in self._offered])
+        self._serve()
 
     def _give_back(self, count: int) -> None:
         """Give back what was added last; a report answers even if there is nothing."""
@@ -124,6 +158,7 @@ class WorkQueuePart(TaskPart):
 
     def items(self) -> Iterator[Any]:
         """Yield the items one after another; each is finished when the next one is asked for."""
+        self._refuse_to_feed_coroutines()
         try:
             while (item := self._next()) is not None:
                 yield item[2]
@@ -140,7 +175,7 @@ class WorkQueuePart(TaskPart):
         if self._context.mode is RestoreMode.STREAMING or not (self._hand or self._asked):
             return
         given_back = (*self._given_back, *(item[0] for item in self._hand))
-        report = Report(tuple(self._finished), tuple(self._found), given_back, 0)
+        report = Report(tuple(self._finished), tuple(self._found), given_back, 0, False, 1)
         with suppress(Exception):  # the garbage collector may run this, whatever the task does
             self._context.send_event_nowait(report.as_event())
             self._offered |= {item[0]: item for item in self._hand}
@@ -152,7 +187,8 @@ class WorkQueuePart(TaskPart):
         while True:
             self._report_if_due()
             if self._hand:
-                self._current, self._children = self._hand.popleft(), Counter()
+                self._current = self._hand.popleft()
+                self._parent = _Parent(self._current[0])
                 return self._current
             if self._no_more:
                 return None
@@ -169,13 +205,145 @@ class WorkQueuePart(TaskPart):
     def _finish_current(self) -> None:
         if self._current is not None:
             self._finished.append(self._current[0])
-            self._current = None
+            self._current = self._parent = None
+
+    # --- for coroutines ---------------------------------------------------------------------------------------------
+
+    async def items_on_loop(self) -> AsyncIterator[Any]:
+        """``items`` in a coroutine, of which many may loop at the same time.
+
+        A coroutine that fails has lost the results of its earlier items too, so it fails the task. In streaming mode a
+        checkpoint would hold its record, and not what it has made of the items before.
+        """
+        if self._context.mode is RestoreMode.STREAMING:
+            raise LocalProtocolError(
+                f"`async for` over the work queue {self._name!r} is for batch mode: a checkpoint has no results of a "
+                "coroutine that is still in its loop. Let the queue be a stage, whose items are the records of an "
+                "async one: chain(take=queue, work=concurrently(...))"
+            )
+        self.task.each_failure_counts = True
+        item: Item | None = None
+        try:
+            while (item := await self._next_on_loop(item)) is not None:
+                ADDS.set((self._name, _Posted(self, _Parent(item[0]))))
+                yield item[2]
+        except GeneratorExit:
+            if item is not None:
+                self.task.post(partial(self._finish_in_loop, item))
+            raise
+        finally:
+            ADDS.set(None)
+
+    async def _next_on_loop(self, done: Item | None) -> Item | None:
+        import asyncio  # most tasks have not imported it
+
+        loop = asyncio.get_running_loop()
+        next_one: asyncio.Future[Item | None] = loop.create_future()
+
+        def settle(item: Item | None) -> None:
+            if not next_one.done():
+                next_one.set_result(item)
+            elif item is not None:
+                self.task.post(partial(self._put_back, item))
+
+        def take() -> None:
+            if done is not None:
+                self._finish_in_loop(done)
+            self._takers.append(lambda item: loop.call_soon_threadsafe(settle, item))
+            self._serve()
+
+        self.task.post(take)
+        try:
+            return await next_one
+        except asyncio.CancelledError:
+            if next_one.done() and not next_one.cancelled() and (item := next_one.result()) is not None:
+                self.task.post(partial(self._put_back, item))
+            raise
+
+    def _serve(self) -> None:
+        """Give items to the coroutines that wait, and ask for more if there are too few."""
+        while self._takers and (self._hand or self._no_more):
+            item = self._hand.popleft() if self._hand else None
+            if item is not None:
+                self._in_loops[item[0]] = item
+            self._takers.popleft()(item)
+        if self._takers:
+            self._report_if_due()
+
+    def _finish_in_loop(self, item: Item) -> None:
+        if self._in_loops.pop(item[0], None) is not None:
+            self._finished.append(item[0])
+            self._report_if_due()
+
+    def _put_back(self, item: Item) -> None:
+        """The coroutine that was to have it was cancelled."""
+        del self._in_loops[item[0]]
+        self._hand.appendleft(item)
+        self._serve()
+
+    # --- for the stages of a chain, on the task's thread: see ``Items`` ---------------------------------------------
+
+    def given_to_stages(self, gives_pauses: bool) -> Iterator[Any]:
+        """Yield the items to the next stage: an async one, which says what has left, or another, which is done with an
+        item when it asks for the next one."""
+        if not gives_pauses:
+            self._refuse_to_feed_coroutines()
+            self.resume(())
+        while True:
+            self._report_if_due()
+            if self._hand:
+                self.given, _, value = self._hand.popleft()
+                self._begun[self.given] = None
+                if not gives_pauses:
+                    self.giving_out(self.given)
+                yield value
+                if not gives_pauses:
+                    self.left()
+            elif self._no_more:
+                return
+            elif self._begun:
+                yield PAUSE
+            else:
+                self._context.wait_for_event()
+
+    def resume(self, ids: Collection[int | None]) -> Collection[int | None]:
+        self._finished += [id_ for id_ in self._begun if id_ not in ids]
+        self._begun = {id_: None for id_ in self._begun if id_ in ids}
+        return self._begun
+
+    def giving_out(self, id_: int) -> None:
+        self._parent = _Parent(id_)
+
+    def left(self) -> None:
+        assert self._parent is not None
+        del self._begun[self._parent.id]
+        self._finished.append(self._parent.id)
+        self._parent = None
+
+    def add_found(self, found: list[Any]) -> None:
+        for id_, priority, item in found:
+            self._add(self._parent, id_, priority, item)
+
+    def _refuse_to_feed_coroutines(self) -> None:
+        """They would wait for each other: the loop for an item that a result adds, and the result for the loop."""
+        parts = parts_here()
+        if parts is not None and parts.feeds_coroutines:
+            raise LocalProtocolError(
+                f"a loop over the work queue {self._name!r} feeds an async stage through a plain function, which would "
+                "hold back each result until it has the next item, although results may add items: put the queue "
+                "itself before the async stage, chain(take=queue, work=concurrently(...)), and do in the coroutine "
+                "what the function does"
+            )
+
+    # --- adding ---------------------------------------------------------------------------------------------------
 
     def add(self, items: Iterable[Any], key: Callable[[Any], Any] | None, priority: int) -> None:
-        if self._current is None:
+        queue, effects = ADDS.get() or (self._name, None)
+        if queue != self._name or (effects is None and (self._parent is None or runs_on_loop())):
             raise LocalProtocolError(
                 "add() was called outside the loop over the queue: what a task adds belongs to the item that it is "
-                "processing. Give the first items to work_queue(), or add inside `for item in queue:`"
+                "processing. Give the first items to work_queue(), or add inside `for item in queue:`, or in the "
+                "stages after it in chain(take=queue, ...), down to the first async one"
             )
         if key is None and self._keyed:
             raise LocalProtocolError(
@@ -183,40 +351,88 @@ class WorkQueuePart(TaskPart):
                 "too, add(items, key=...)"
             )
         for item in items:
-            encoded = encode_argument("an item", item)  # so that the caller hears of an item that cannot be sent
-            id_ = self._id_of(self._current[0], encoded) if key is None else id_of_key(key(item))
-            self._found_bytes += len(encoded)
-            self._found.append((id_, priority, item))
-            if len(self._found) >= FOUND_MAX or self._found_bytes >= FOUND_BYTES_MAX:
-                self._report(self._asked)
+            id_ = None if key is None else id_of_key(key(item))
+            if effects is None:
+                self._add(self._parent, id_, priority, item)
+            else:
+                encode_argument("an item", item)  # so that the caller hears of an item that cannot be sent
+                effects.append(["add", [[id_, priority, item]]])
 
-    def _id_of(self, parent: int, encoded: bytes) -> int:
-        first = id_of_child(parent, encoded, 0)
-        number = self._children[first]
-        self._children[first] += 1
-        return id_of_child(parent, encoded, number) if number else first
+    def _add(self, parent: _Parent | None, id_: int | None, priority: int, item: Any) -> None:
+        if parent is None:
+            return  # in the result of an item of an earlier input, which a checkpoint held
+        encoded = encode_argument("an item", item)
+        self._found_bytes += len(encoded)
+        self._found.append((self._id_of(parent, encoded) if id_ is None else id_, priority, item))
+        if len(self._found) >= FOUND_MAX or self._found_bytes >= FOUND_BYTES_MAX:
+            self._report(self._asked)
+
+    def _id_of(self, parent: _Parent, encoded: bytes) -> int:
+        first = id_of_child(parent.id, encoded, 0)
+        number = parent.children[first]
+        parent.children[first] += 1
+        return id_of_child(parent.id, encoded, number) if number else first
 
     def _report(self, wanted: int, *, last: bool = False) -> None:
         self._report_at = self._clock() + REPORT_S
-        report = Report(tuple(self._finished), tuple(self._found), tuple(self._given_back), wanted, last)
-        self._finished, self._found, self._given_back, self._asked = [], [], [], wanted
-        self._found_bytes = 0
-        self._context.send_event(report.as_event())
+        finished, found, given_back = self._finished, self._found, self._given_back
+        begun = len(self._begun) + len(self._in_loops) + (self._current is not None)
+        self._asked = wanted
+        self._context.send_event(
+            Report(tuple(finished), tuple(found), tuple(given_back), wanted, last, begun).as_event()
+        )
+        if self._finished is finished:  # otherwise a checkpoint was taken while this waited for capacity, and has all
+            self._finished, self._found, self._given_back, self._found_bytes = [], [], [], 0
 
 
 KEY = Rule("a function of an item, such as `lambda item: item.url`", callable)
 ITEMS = Rule("several items, such as a list with one", lambda items: True)
 
 
-def _state_of(items: list[Item]) -> bytes:
-    return encode_state(_HAND, {"items": [list(item) for item in items]})
+def _state_of(items: list[Item], begun: Iterable[int]) -> bytes:
+    fields = {"items": [list(item) for item in items], "begun": list(begun)}
+    return encode_state(_HAND, fields) if any(fields.values()) else b""
 
 
-def _items_of(state: bytes) -> list[Item]:
+def _fields_of(state: bytes) -> tuple[list[Item], list[int]]:
+    """The items in the hand, and the ids of those with the next stages."""
     if not state:
-        return []
+        return [], []
     fields = decode_state(_HAND, state, list)
-    return [cast("Item", tuple(item)) for item in (fields[OLD] if OLD in fields else fields["items"])]
+    items = [cast("Item", tuple(item)) for item in (fields[OLD] if OLD in fields else fields["items"])]
+    return items, fields.get("begun", [])
+
+
+class _Posted:
+    """Where a coroutine that loops over the queue appends what it adds; it happens on the task's own thread."""
+
+    def __init__(self, part: WorkQueuePart, parent: _Parent) -> None:
+        self._part = part
+        self._parent = parent
+
+    def append(self, effect: list[Any]) -> None:
+        for found in effect[1]:
+            self._part.task.post(partial(self._part._add, self._parent, *found))
+
+
+class QueueItems(SubtaskOperator):
+    """The stage that a work queue is in a chain: it yields the items of the task's part."""
+
+    snapshot_anywhere = True
+    goes_on_after_restore = True
+    counts_records = False
+    waits_for_subtask_ready = False
+
+    def __init__(self, queue: WorkQueueInTask[Any]) -> None:
+        self._queue = queue
+        self._context: SubtaskContext
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self._context = context
+        self.items_from: WorkQueuePart = self._queue._part()
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        return self.items_from.given_to_stages(self._context._gives_pauses)
 
 
 class WorkQueueInTask(PartInTask, Generic[T]):
@@ -234,9 +450,23 @@ class WorkQueueInTask(PartInTask, Generic[T]):
 
         If the loop is left early, others get the items that this task has not begun (in batch mode).
 
-        Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks.
+        Raises ``LocalProtocolError`` outside a function that ``handle.subtask`` runs in tasks; in a coroutine; and in a
+        function that feeds an async stage of its chain, which gets its items from the queue directly.
         """
+        refuse_on_loop("for item in queue", "async for item in queue")
         items: Iterator[T] = self._part().items()
+        return items
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        """``for item in queue`` for a coroutine that ``concurrently`` runs, in batch mode.
+
+        Many coroutines may loop at the same time. An item is finished when its coroutine asks for the next one, leaves
+        the loop, or is cancelled. A coroutine that fails fails its task, whatever ``retry`` and ``on_error`` say,
+        because what it has made of its earlier items is lost with it. So try a call again inside of the loop.
+
+        Raises ``LocalProtocolError`` in streaming mode, and outside of such a coroutine.
+        """
+        items: AsyncIterator[T] = self._part().items_on_loop()
         return items
 
     @checked(items=ITEMS, key=KEY, priority=INT64)

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
+from random import Random
 from typing import Any, TypeVar
 
 from spark_bridge.subtask.parts import parts_here
@@ -41,11 +42,15 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 class TaskLoop:
     """A loop and its thread. For the task's own thread, except ``nudge_soon``, which is for the loop's.
 
-    As soon as the attempt is over, all coroutines are cancelled, even if the task's thread is away.
+    As soon as the attempt is over, all coroutines are cancelled, even if the task's thread is away. ``dice``: what is
+    left to chance, such as the pauses of retries.
     """
 
-    def __init__(self, channel: TaskChannel, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self, channel: TaskChannel, loop: asyncio.AbstractEventLoop | None = None, dice: Random | None = None
+    ) -> None:
         self._channel = channel
+        self.dice = dice or Random()
         self._parts = parts_here()
         self.loop = loop or _new_loop()
         self._begin()

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from random import Random
 from typing import Any
 
 from protocol.arguments import AT_LEAST_1, NOT_NEGATIVE, check_fields, checked_names
@@ -80,14 +80,14 @@ class Retry:
         if self.pause_s_max < self.pause_s:
             raise ValueError(f"pause_s_max must be at least pause_s ({self.pause_s!r}), not {self.pause_s_max!r}")
 
-    def pause_after(self, tries: int, error: Exception) -> float | None:
+    def pause_after(self, tries: int, error: Exception, dice: Random) -> float | None:
         """The seconds until the next try after ``tries`` that failed, the last one with ``error``; None if it was the
-        last."""
+        last. ``dice`` shortens the pause."""
         if tries >= self.tries or not self.on(error):
             return None
         pause_s = min(self.pause_s_max, self.pause_s * 2.0 ** min(tries - 1, 60))
         asked = asked_pause_s(error)
-        return max(pause_s * random.uniform(0.5, 1.0), asked or 0.0)
+        return max(pause_s * dice.uniform(0.5, 1.0), asked or 0.0)
 
 
 NO_RETRY = Retry(tries=1)

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from protocol.describing import describe, show
-from protocol.errors import NoRestart
+from protocol.errors import EventEncodeError, NoRestart
 from protocol.in_flight import Flight, InFlight
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import decode_entry, decode_state, encode_entry, encode_state
@@ -35,7 +35,9 @@ from spark_bridge.subtask.coroutines.calls import (
     content_key,
 )
 from spark_bridge.subtask.coroutines.loop import END_S, TaskLoop
+from spark_bridge.subtask.coroutines.retry import NO_RETRY
 from spark_bridge.subtask.coroutines.rows import Rows
+from spark_bridge.subtask.items import ADDS, Items
 from spark_bridge.subtask.operator import PAUSE, SubtaskOperator
 from spark_bridge.subtask.parts import current_part
 
@@ -54,17 +56,19 @@ _log = logging.getLogger(__name__)
 
 
 class _Record(Flight):
-    """A record on its way: its encoded form if checkpoints hold it, and what its coroutine has made of it.
+    """A record on its way: its encoded form if checkpoints hold it, its id if it is an item of a work queue, and what
+    its coroutine has made of it.
 
     The loop's thread writes that before the record is in ``_landed``, and the task's thread reads it afterwards.
     """
 
-    __slots__ = ("effects", "encoded", "error", "record", "value")
+    __slots__ = ("effects", "encoded", "error", "item", "record", "value")
 
-    def __init__(self, record: Any, encoded: bytes | None) -> None:
+    def __init__(self, record: Any, encoded: bytes | None, item: int | None) -> None:
         self.begun = self.landed = False
         self.record = record
         self.encoded = encoded
+        self.item = item
         self.value: Any = NO_OUTPUT
         self.effects: Effects = NO_EFFECTS
         self.error: BaseException | None = None  # one that fails the task
@@ -73,6 +77,11 @@ class _Record(Flight):
         """The result with its effects, as a checkpoint holds it."""
         has_output = self.value is not NO_OUTPUT
         return [has_output, self.value if has_output else None, self.effects]
+
+    @property
+    def items(self) -> list[int]:
+        """The id as a checkpoint has it: if there is one."""
+        return [] if self.item is None else [self.item]
 
 
 class AsyncStage(SubtaskOperator):
@@ -93,6 +102,7 @@ class AsyncStage(SubtaskOperator):
         self._lifespan: tuple[Any, ...] = ()
         self._taken = 0  # how many records of this input are in flight or have left
         self._keeps = False  # whether checkpoints hold what is in flight
+        self._held_types: set[type] = {type(NO_OUTPUT)}  # those of results of which a checkpoint could hold one
         self._started = self._stopped = False
         self._leaving: _Record | None = None  # one that is being given out
         self._begun: deque[_Record] = deque()  # for the loop's thread, which has not yet seen them
@@ -102,20 +112,27 @@ class AsyncStage(SubtaskOperator):
         self._until_turn = 0  # how many records workers may take before the loop takes its next turn
         self._gathered: list[Any] = []  # values that have left, and are not yet together in a batch
         self._loop: TaskLoop | None = None
+        self._items: Items | None = None  # that the records are
         self._context: SubtaskContext[Any]
         if not isinstance(self._operator, AsyncOperator):
             raise TypeError(f"{settings.name} must make an AsyncOperator, not {show(self._operator)}")
+        # Otherwise nothing needs the coordinator's initial values before the first record.
+        self.waits_for_subtask_ready = type(self._operator).handle_event is not AsyncOperator.handle_event
 
     # --- the beginning and the end --------------------------------------------------------------------------------
 
     def open(self, context: SubtaskContext[Any], state: bytes | None) -> None:
         self._context = context
         self._keeps = context.mode == RestoreMode.STREAMING  # otherwise Spark computes all records again
+        self._items = context._items
         if state:
             fields = decode_state(STATE, state)
             self._flights.restore(map(_restored, fields["flights"]))
             if context.input_begins_again:
                 self._taken = fields["taken"]
+        known = () if self._items is None else self._items.resume([one.item for one in self._flights.held])
+        for one in self._flights.held:
+            one.item = one.item if one.item in known else None
         channel = context._channel
         self._loop = (channel.stepped_loop or TaskLoop)(channel)
 
@@ -168,16 +185,21 @@ class AsyncStage(SubtaskOperator):
                     self._know_landed()
                 leaving = flights.leave()
                 if leaving is not None:
-                    if leaving.effects or failures is not None:
+                    item = leaving.item
+                    if leaving.effects or failures is not None or item is not None:
                         self._happen(leaving, failures)
                     if leaving.value is not NO_OUTPUT:
                         yield leaving.value
+                    if item is not None and self._items is not None:
+                        self._items.left()
                 elif more and (pull or flights.has_capacity):
                     # Capacity first: a record that was taken without a place would be in no checkpoint.
                     record = next(records, END)
                     more, pull = record is not END, False
                     if more and record is not PAUSE:
                         self._take(record)
+                    elif more and self._items is not None:  # there will be items when results have left, or never
+                        self._context._calls.wait_until(self._something_landed)
                 elif flights:
                     # A barrier that can only be met upstream, behind a plain function, is met as that takes its next
                     # record. What it makes of that waits beyond the limit.
@@ -186,7 +208,8 @@ class AsyncStage(SubtaskOperator):
             loop.run(self._stop)
 
     def _take(self, record: Any) -> None:
-        taken = _Record(record, encode_entry(record) if self._keeps else None)
+        item = None if self._items is None else self._items.given
+        taken = _Record(record, encode_entry(record) if self._keeps else None, item)
         self._taken += 1
         if self._flights.take(taken):
             self._submit(taken)
@@ -214,13 +237,28 @@ class AsyncStage(SubtaskOperator):
             if record.error is not None:
                 self._context._channel.check()  # whose end has cancelled it
                 raise record.error
+            if self._keeps and type(record.value) not in self._held_types:
+                self._check_held(record)
+                self._held_types.add(type(record.value))
             self._flights.land(record)
         if self._flights.waiting:
             self._begin()
 
+    def _check_held(self, record: _Record) -> None:
+        """Raise ``EventEncodeError`` if a checkpoint cannot hold the result. It costs as much as a short call."""
+        try:
+            encode_entry(record.result())
+        except EventEncodeError as error:
+            raise EventEncodeError(
+                f"{self._settings.name} gave {show(record.value)} for the record {show(record.record)}, and a "
+                f"checkpoint cannot hold this result, or an event that belongs to it: {error}"
+            ) from error
+
     def _happen(self, leaving: _Record, failures: Any) -> None:
         """Let the effects of a result happen. A snapshot while an event waits has what is left of it."""
         self._leaving = leaving
+        if leaving.item is not None and self._items is not None:
+            self._items.giving_out(leaving.item)
         while leaving.effects:
             match leaving.effects[0]:
                 case ["event", event]:
@@ -229,6 +267,9 @@ class AsyncStage(SubtaskOperator):
                     self._context.count(name, by)
                 case ["observe", name, value]:
                     self._context.observe(name, value)
+                case ["add", found]:
+                    if self._items is not None:
+                        self._items.add_found(found)
             del leaving.effects[0]
         if failures is not None and isinstance(leaving.value, Failed):
             failed = leaving.value
@@ -303,8 +344,11 @@ class AsyncStage(SubtaskOperator):
 
     def _call(self, record: _Record, tries: int) -> Awaitable[Any]:
         settings = self._settings
-        if settings.with_context:
+        if settings.with_context or record.item is not None:
             record.effects = []  # those of a try that failed do not happen
+        if record.item is not None and self._items is not None:
+            ADDS.set((self._items.name, record.effects))
+        if settings.with_context:
             context = RecordContext(self._context, partial(self._key, record), tries, record.effects)
             call = self._function(context, *self._lifespan, record.record)
         else:
@@ -313,8 +357,9 @@ class AsyncStage(SubtaskOperator):
 
     async def _recover(self, record: _Record, error: Exception) -> None:
         """After the first try has failed: try again, or take note of the failure."""
-        tries = 1
-        while (pause_s := self._settings.retry.pause_after(tries, error)) is not None:
+        assert self._loop is not None
+        tries, retry = 1, NO_RETRY if self._context._calls.each_failure_counts else self._settings.retry
+        while (pause_s := retry.pause_after(tries, error, self._loop.dice)) is not None:
             await asyncio.sleep(pause_s)
             tries += 1
             try:
@@ -333,10 +378,13 @@ class AsyncStage(SubtaskOperator):
     def _failed(self, record: _Record, error: Exception, tries: int) -> None:
         # What each further record would meet, such as an exhausted budget, is not left out: one by
         # one, all of them would be lost quietly.
-        if self._settings.on_error == "raise" or isinstance(error, NoRestart):
+        each_counts = self._context._calls.each_failure_counts
+        if self._settings.on_error == "raise" or each_counts or isinstance(error, NoRestart):
             if isinstance(error, TimeoutError) and not str(error) and self._settings.timeout_s is not None:
                 error = TimeoutError(f"no result within {self._settings.timeout_s:g} s, {tries} times")
             error.add_note(f"in {self._settings.name}, for the record {show(record.record)}")
+            if each_counts:
+                error.add_note("retry and on_error have no effect in a task whose coroutines loop over a work queue")
             record.error = error
         else:
             failed = Failed(record.record, describe(error), tries)
@@ -355,10 +403,19 @@ class AsyncStage(SubtaskOperator):
         if not self._keeps:
             return b""
         self._know_landed()
-        leaving = [[b"", [True, value, []]] for value in self._gathered]
+        try:
+            return self._state()
+        except EventEncodeError:
+            for one in self._flights.held:
+                if one.landed:
+                    self._check_held(one)
+            raise
+
+    def _state(self) -> bytes:
+        leaving: list[list[Any]] = [[b"", [True, value, []]] for value in self._gathered]
         if self._leaving is not None:
-            leaving.append([b"", self._leaving.result()])
-        flights = [[one.encoded, one.result() if one.landed else None] for one in self._flights.held]
+            leaving.append([b"", self._leaving.result(), *self._leaving.items])
+        flights = [[one.encoded, one.result() if one.landed else None, *one.items] for one in self._flights.held]
         return _state_of(self._taken, [*leaving, *flights])
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
@@ -388,8 +445,8 @@ def _flights_of(state: bytes) -> list[Any]:
 
 
 def _restored(flight: Any) -> _Record:
-    encoded, result = flight
-    record = _Record(decode_entry(encoded) if result is None else None, encoded)
+    encoded, result, *items = flight
+    record = _Record(decode_entry(encoded) if result is None else None, encoded, items[0] if items else None)
     if result is not None:
         record.landed = True
         has_output, value, record.effects = result

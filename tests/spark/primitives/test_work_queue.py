@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +14,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import CheckpointConfig, FixedDelay, Sidecar, SubtaskContext, SubtaskOperator, WorkQueue
+from headgate import (
+    CheckpointConfig,
+    FixedDelay,
+    Sidecar,
+    SubtaskContext,
+    SubtaskOperator,
+    WorkQueue,
+    chain,
+    concurrently,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -55,6 +65,45 @@ def test_every_item_counts_once_though_processes_are_killed(spark: SparkSession,
         assert sorted(results) == names(8)
         assert queue.progress == (255, 255)
         assert all(file.exists() for file in fatal.values())
+
+
+def visits(queue: WorkQueue[str], depth: int, fatal: dict[str, Path]) -> Any:
+    """``crawl`` in coroutines, which are the stage that the queue feeds."""
+
+    async def visit(item: str) -> str:
+        await asyncio.sleep(0.01)
+        if item in fatal:
+            try:
+                fatal[item].touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if len(item) < depth:
+            queue.add([item + "a", item + "b"])
+        return item
+
+    return concurrently(visit, limit=20, ordered=False)
+
+
+def test_coroutines_work_off_a_queue_although_processes_are_killed(spark: SparkSession, tmp_path: Path) -> None:
+    with Sidecar(spark) as sidecar:
+        queue = sidecar.work_queue("tree", ["r"], in_hand=5)
+        fatal = {item: tmp_path / item for item in ("rab", "rbbaa")}
+        stages = chain(take=queue, visit=visits(queue, 8, fatal))
+        job = sidecar.coordinate("crawl", stages, parallelism=2, uses=[queue])
+        assert sorted(job.run()) == names(8)
+        assert queue.progress == (255, 255)
+        assert all(file.exists() for file in fatal.values())
+
+        numbers = sidecar.work_queue("numbers", range(100))
+        loops = sidecar.coordinate("loops", parallelism=2, uses=[numbers])
+
+        async def take(_: int) -> list[int]:
+            return [number async for number in numbers]
+
+        taken = loops.run(concurrently(take, limit=5), range(10))
+        assert sorted(number for some in taken for number in some) == [*range(100)]
 
 
 def test_more_tasks_than_slots_and_a_second_action(spark: SparkSession) -> None:
