@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The example notebook in a real kernel: cells are run again and interrupted, and the kernel is restarted."""
+"""Notebooks in a real kernel: cells are run again and interrupted, and the kernel is restarted."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 ANSWER_S = 300.0
 
 CELLS = re.split(r"^# %%.*\n", (ROOT / "examples" / "notebook.py").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 RESULT = "[0, 2, 4, 6, 8, 10, 12, 14, 16, 18] from a total of 45\n"
 
 ENDLESS_JOB = """
@@ -161,3 +163,16 @@ def test_every_cell_can_be_run_again(notebook: Notebook, tmp_path: Path) -> None
     assert (tmp_path / "closed").exists()
     wait_until(lambda: all(map(gone, pids)), "the old kernel and its JVM have ended")
     assert [notebook.run(cell)[0] for cell in CELLS] == ["", "", RESULT]
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_of_the_documentation_prints_what_it_shows_and_each_cell_can_be_run_again(
+    file: Path, notebook: Notebook
+) -> None:
+    cells = [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    shown = ["".join(text for output in cell["outputs"] for text in output["text"]) for cell in cells]
+    assert any(shown)
+    for times in (1, 2):
+        for cell, expected in zip(cells, shown, strict=True):
+            for _ in range(times if cell is not cells[-1] else 1):  # the last one stops what the others need
+                assert notebook.run("".join(cell["source"]))[0] == expected, cell["id"]
