@@ -184,7 +184,8 @@ def _cannot_take(name: str, base: FunctionType, member: FunctionType, without_se
     if _takes_the_same(member, base, without_self):
         return ""
     wanted = ", ".join([*inspect.signature(base).parameters][without_self:])
-    return f"is called with other arguments than it takes: write `def {name}({wanted})`"
+    define = "async def" if inspect.iscoroutinefunction(base) else "def"
+    return f"is called with other arguments than it takes: write `{define} {name}({wanted})`"
 
 
 def _mentioned(one: type) -> Iterator[str]:

@@ -24,7 +24,7 @@ Functions here are pure and may be called from any thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
 from contextlib import suppress
 from functools import cache
 from gc import get_referents, is_tracked
@@ -433,6 +433,8 @@ def _remedy(value: Any) -> str:
         return (
             f"which is not registered{also}: write @headgate.event above the class, or convert it to a dict or a list"
         )
+    if isinstance(value, Awaitable):
+        return "which an event cannot have: await it first, and use its result"
     return (
         "which an event cannot have: convert it to a plain value, a list or a dict, or to an instance of a dataclass "
         "that is registered with @headgate.event"

@@ -327,14 +327,29 @@ async def of_three(one: Any, two: Any, three: Any) -> None: ...
 async def by_keyword(record: Any, *, table: Any) -> None: ...
 
 
+async def of_two(self: Any, one: Any) -> None: ...
+
+
+def plain(self: Any) -> None: ...
+
+
+def operator(**methods: Any) -> type[AsyncOperator]:
+    return type("Made", (AsyncOperator,), methods)
+
+
 @pytest.mark.parametrize(
     ("function", "more", "error"),
     [
         (lambda record: record, {}, "write `async def`"),
-        (several, {}, "return one result for each record, which may be a list"),
+        (several, {}, "so it cannot be awaited. Return one result for each record"),
         (of_three, {}, "needs 3 arguments, but is given record"),
         (by_keyword, {}, "give them with functools.partial"),
         (AsyncOperator(), {}, "each task makes its own"),
+        (partial(AsyncOperator), {}, "must define `async def process_record"),
+        (operator(process_record=double), {}, "write `async def process_record.self, context, record.`"),
+        (operator(process_records=of_three), {}, "did you mean process_record"),
+        (operator(process_record=of_three, start=plain), {}, "write `async def start`"),
+        (operator(process_record=of_three, handle_event=of_two), {}, "write `def handle_event`"),
         (Plain, {}, "write `async def process_record"),
         (AsyncOperator, {"lifespan": nothing}, "needs no lifespan"),
         (double, {"limit": 0}, "limit must be"),
@@ -344,6 +359,7 @@ async def by_keyword(record: Any, *, table: Any) -> None: ...
         (double, {"on_error": "ignore"}, "on_error must be"),
         (double, {"on_error": None}, "on_error must be"),
         (double, {"schema": SCHEMA}, "pass both, or none"),
+        (double, {"schema": "id long", "rows": True}, "schema must be a pyarrow.Schema, not 'id long'"),
         (double, {"retry": 3}, "retry must be"),
         (double, {"lifespan": nothing()}, "lifespan must be"),
         (double, {"key": "id"}, "key must be"),
@@ -354,3 +370,20 @@ async def by_keyword(record: Any, *, table: Any) -> None: ...
 def test_wrong_arguments_are_refused_where_they_are_given(function: Any, more: dict[str, Any], error: str) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
         concurrently(function, **more)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"retries": 3}, "it has tries, on, pause_s, pause_s_max. Did you mean tries"),
+        ({"pause_s": 10, "pause_s_max": 1}, r"pause_s_max must be at least pause_s .10., not 1"),
+    ],
+)
+def test_wrong_settings_of_retries_are_refused_where_they_are_given(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        Retry(**settings)
+
+
+def test_a_coroutine_in_place_of_its_function_is_refused_and_leaves_no_warning() -> None:
+    with pytest.raises(TypeError, match="pass double itself, without calling it"):
+        concurrently(double(1))

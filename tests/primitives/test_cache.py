@@ -266,6 +266,9 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
     async def later() -> str:
         return "later"
 
+    async def of_a_record(record: str) -> str:
+        return record
+
     def returns_a_coroutine() -> Any:
         return later()
 
@@ -278,8 +281,11 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
             cache.get("a", lambda: cache.get("a", lambda: "inner"))
         with pytest.raises(EventEncodeError, match="what make returned"):
             cache.get("a", object)
-        with pytest.raises(TypeError, match="make must be a function without arguments"):
-            cache.get("a", "value")  # type: ignore[arg-type]
+        for ask in (cache.get, cache.get_async):
+            with pytest.raises(TypeError, match=r"make must be a function without arguments, .*, not 'value'$"):
+                ask("a", "value")  # type: ignore[operator]
+        with pytest.raises(TypeError, match=r"make must be a function without arguments, (?!.*in a coroutine)"):
+            cache.get_async("a", of_a_record)  # type: ignore[arg-type, unused-coroutine]
         yield cache.get("a", lambda: cache.get("b", lambda: "of b") + " in a")
 
     async with running_operator(parallelism=1, uses=[cache]) as world:

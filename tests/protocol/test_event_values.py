@@ -154,6 +154,16 @@ def test_a_subclass_of_a_leaf_is_refused() -> None:  # H96
         encode_event([Moment(2026, 1, 1)])
 
 
+def test_what_was_not_awaited_is_refused_with_that_advice() -> None:  # H165
+    async def ask() -> int:
+        return 1
+
+    question = ask()
+    with pytest.raises(EventEncodeError, match=r"the event\[0\] is of type .*coroutine, .*: await it first"):
+        encode_event([question])
+    question.close()
+
+
 def test_bytes_like_values_arrive_as_bytes() -> None:
     assert decode_event(encode_event([bytearray(b"x"), memoryview(b"y")])) == [b"x", b"y"]
     assert decode_event(encode_event(bytearray(b"x"))) == b"x"

@@ -87,7 +87,10 @@ class LacksAttempt(OperatorCoordinator):
         (LacksState, "open() is called with other arguments than it takes: write `def open(self, context, state)`"),
         (TakesContext, "process() is called with other arguments than it takes: write `def process(self, records)`"),
         (ForgetsSelf, "handle_event() is called with other arguments than it takes: write `def handle_event(event)`"),
-        (LacksAttempt, "handle_request() is called with other arguments than it takes: write `def handle_request(self"),
+        (
+            LacksAttempt,
+            "handle_request() is called with other arguments than it takes: write `async def handle_request",
+        ),
         (AsyncReader, "read_split() is `async def`, but it is called without `await`: write `def read_split`"),
     ],
 )

@@ -21,7 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from inspect import isawaitable, iscoroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
@@ -47,11 +47,9 @@ LOCAL_BYTES_MAX = 16 * 2**20
 PUT_S = 60.0
 """How long a task waits until its value is kept. It has the value anyway."""
 _HITS_TOLD = 256
-MAKE = Rule(
-    "a function without arguments, such as lambda: ask(question)",
-    callable,
-    is_type=True,
-    advice=lambda make: "in a coroutine, use `await cache.get_async(key, make)`" if is_async(make) else "",
+MAKE = Rule("a function without arguments, such as lambda: ask(question)", callable, is_type=True)
+MAKE_NOW = replace(
+    MAKE, advice=lambda make: "in a coroutine, use `await cache.get_async(key, make)`" if is_async(make) else ""
 )
 
 _making: ContextVar[tuple[tuple[str, bytes], ...]] = ContextVar("_making", default=())
@@ -319,7 +317,7 @@ class CacheInTask(PartInTask):
     _kind = "cache"
     _on_driver = ON_DRIVER
 
-    @checked(key=ANY, make=MAKE, timeout_s=WAIT)
+    @checked(key=ANY, make=MAKE_NOW, timeout_s=WAIT)
     def get(self, key: Any, make: Callable[[], T], timeout_s: float = 600.0) -> T:
         """In a task: return the value of a key, which ``make()`` computes if there is none and nobody else does.
 

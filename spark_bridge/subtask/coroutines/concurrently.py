@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import AT_LEAST_1, POSITIVE, checked, given
-from protocol.describing import name_of, show
+from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked, given
+from protocol.describing import show
+from protocol.overrides import errors_in_overrides, names_never_called
 from spark_bridge.subtask.coroutines.calls import AsyncOperator, Settings, is_async
 from spark_bridge.subtask.coroutines.retry import NO_RETRY, Retry
 
@@ -45,7 +46,7 @@ class Concurrently(Settings):
         return f"<concurrently {self.name}, at most {self.limit}>"
 
 
-@checked(limit=AT_LEAST_1, timeout_s=POSITIVE)
+@checked(limit=AT_LEAST_1, timeout_s=POSITIVE, schema=SCHEMA)
 def concurrently(
     function: Any,
     *,
@@ -113,17 +114,25 @@ def _check_call(stage: Concurrently) -> bool:
     if isinstance(made_by, type) and issubclass(made_by, AsyncOperator):
         if stage.lifespan is not None:
             raise TypeError("an AsyncOperator has start() and stop(), so it needs no lifespan: pass one of the two")
-        if not inspect.iscoroutinefunction(made_by.process_record):
-            raise TypeError(
-                f"{name_of(made_by)}.process_record is awaited: write `async def process_record(self, context, record)`"
-            )
+        errors = [
+            *errors_in_overrides(made_by),
+            *(str(one) for one in names_never_called(made_by, AsyncOperator) if one.certain),
+        ]
+        if made_by.process_record is AsyncOperator.process_record and not errors:
+            errors = [f"{show(made_by)} must define `async def process_record(self, context, record)`"]
+        if errors:
+            raise TypeError("; ".join(errors))
         return True
     if not is_async(call):
-        advice = "return one result for each record, which may be a list" if inspect.isasyncgenfunction(made_by) else ""
+        advice = "write `async def`, or pass a plain function of the records as it is"
+        if inspect.isasyncgenfunction(made_by):
+            advice = "it has a `yield`, so it cannot be awaited. Return one result for each record, which may be a list"
+        elif inspect.iscoroutine(call):
+            call.close()  # Python would warn that it is never awaited
+            advice = f"pass {call.__name__} itself, without calling it"
         raise TypeError(
             f"concurrently() needs an async function of a record, or the class of an AsyncOperator, not "
-            f"{given('function', call, None)}: "
-            + (advice or "write `async def`, or pass a plain function of the records as it is")
+            f"{given('function', call, None)}: {advice}"
         )
     arguments = ["record"] if stage.lifespan is None else ["what lifespan gives", "record"]
     takes = _takes(call)

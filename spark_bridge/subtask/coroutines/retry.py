@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from protocol.arguments import AT_LEAST_1, NOT_NEGATIVE, check_fields
+from protocol.arguments import AT_LEAST_1, NOT_NEGATIVE, check_fields, checked_names
 
 __all__ = ["NO_RETRY", "Retry"]
 
@@ -52,6 +52,7 @@ def asked_pause_s(error: BaseException) -> float | None:
     return None
 
 
+@checked_names
 @dataclass(frozen=True)
 class Retry:
     """How a call that failed is tried again.
@@ -76,6 +77,8 @@ class Retry:
 
     def __post_init__(self) -> None:
         check_fields(self, tries=AT_LEAST_1, pause_s=NOT_NEGATIVE, pause_s_max=NOT_NEGATIVE)
+        if self.pause_s_max < self.pause_s:
+            raise ValueError(f"pause_s_max must be at least pause_s ({self.pause_s!r}), not {self.pause_s_max!r}")
 
     def pause_after(self, tries: int, error: Exception) -> float | None:
         """The seconds until the next try after ``tries`` that failed, the last one with ``error``; None if it was the
