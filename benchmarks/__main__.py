@@ -65,6 +65,8 @@ FIGURES = {
     "async_records": "async_records",
     "async_http": "async_records",
     "async_wall": "async_records",
+    "async_request": "async_calls",
+    "async_operation": "async_calls",
     "shared_value": "parts",
     "group_call": "group",
     "all_reduce_route": "all_reduce_routes",

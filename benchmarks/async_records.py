@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -71,7 +70,7 @@ async def get(url: str, opened: Any, record: int) -> int:
         return int(await response.json())
 
 
-# --- processor time ----------------------------------------------------------------------------------------------------
+# --- processor time --------------------------------------------------------------------------------------------------
 
 
 def of_process(skipped: int, results: Iterable[Any]) -> Iterator[float]:
@@ -87,9 +86,10 @@ def of_process(skipped: int, results: Iterable[Any]) -> Iterator[float]:
 def by_workers(call: Any, lifespan: Lifespan, in_flight: int, records: Iterable[int]) -> Iterator[float]:
     """What the least code does with asyncio."""
     results: list[Any] = []
+    shared = iter(records)  # Spark gives a range, of which each worker would begin again
 
     async def work(given: Any) -> None:
-        for record in records:
+        for record in shared:
             results.append(await call(given, record))
 
     async def work_together() -> float:
@@ -115,7 +115,7 @@ def by_tasks(call: Any, in_flight: int, records: Iterable[int]) -> Iterator[floa
         began = time.process_time()
         for record in records:
             await places.acquire()
-            task = asyncio.create_task(one(record))
+            task = asyncio.create_task(one(record))  # noqa: TID251 - what a program would write
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)
@@ -209,38 +209,45 @@ def async_http(quick: bool, progress: Progress) -> list[Figure]:
     return [Figure("async_http", "µs", samples, baseline, params)]
 
 
-# --- wall time ---------------------------------------------------------------------------------------------------------
+# --- wall time -------------------------------------------------------------------------------------------------------
 
-_open = 0
-_lock = threading.Lock()
+
+class InFlightNow:
+    """How many calls are in flight in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def change(self, by: int) -> int:
+        with self._lock:
+            self._count += by
+            return self._count
+
+
+now = InFlightNow()
 
 
 async def wait(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row with how many calls were in flight as this one began."""
-    global _open
-    _open += 1
-    began_as = _open
+    in_flight = now.change(1)
     await asyncio.sleep(CALL_S)
-    _open -= 1
-    return {"id": row["id"], "open": began_as}
+    now.change(-1)
+    return {"id": row["id"], "in_flight": in_flight}
 
 
-def _wait_in_thread(row: int) -> tuple[int, int]:
-    global _open
-    with _lock:
-        _open += 1
-        began_as = _open
+def wait_in_thread(row: int) -> tuple[int, int]:
+    in_flight = now.change(1)
     time.sleep(CALL_S)
-    with _lock:
-        _open -= 1
-    return row, began_as
+    now.change(-1)
+    return row, in_flight
 
 
 def with_threads(batches: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     """The plain way: a pool of threads for the rows of each batch."""
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         for batch in batches:
-            yield pd.DataFrame([*pool.map(_wait_in_thread, batch["id"])], columns=["id", "open"])
+            yield pd.DataFrame([*pool.map(wait_in_thread, batch["id"])], columns=["id", "in_flight"])
 
 
 def async_wall(quick: bool, progress: Progress) -> list[Figure]:
@@ -248,27 +255,28 @@ def async_wall(quick: bool, progress: Progress) -> list[Figure]:
     rounds, rows = (1, 4_000) if quick else (5, 20_000)
     names = (f"wall-{number}" for number in count())
     stage = concurrently(wait, limit=IN_FLIGHT, ordered=False, rows=True)
+    most = {"stage": 0, "threads": 0}
 
-    def timed(job: Callable[[], list[Any]]) -> list[float]:
+    def timed(what: str, job: Callable[[], list[Any]]) -> list[float]:
         began = time.perf_counter()
         found = job()
         took_ms = (time.perf_counter() - began) * 1e3
         if sorted(row["id"] for row in found) != list(range(rows)):
             raise RuntimeError(f"of {rows} rows, {len(found)} came back, or others")
-        return [took_ms, *(max(row["open"] for row in found) for _ in range(1))]
+        most[what] = max(most[what], *(row["in_flight"] for row in found))
+        return [took_ms]
 
     with spark_session(f"local[{TASKS}]") as spark, Sidecar(spark) as sidecar:
         frame = spark.range(rows, numPartitions=TASKS)
+        schema = "id long, in_flight long"
 
         def subject() -> list[float]:
-            job = sidecar.coordinate(next(names), parallelism=TASKS)
-            results = frame.mapInPandas(job.subtask(stage), "id long, open long")
-            return timed(lambda: sidecar.run(results.collect))
+            results = frame.mapInPandas(sidecar.coordinate(next(names), parallelism=TASKS).subtask(stage), schema)
+            return timed("stage", lambda: sidecar.run(results.collect))
 
-        samples, baseline = interleave(
-            rounds, lambda: timed(frame.mapInPandas(with_threads, "id long, open long").collect), subject, progress
-        )
-    params = {"rows": rows, "in_flight": IN_FLIGHT, "tasks": TASKS, "call_s": CALL_S, "pid": os.getpid()}
-    params |= {"most_open": max(most for _, most in samples), "most_threads": max(most for _, most in baseline)}
-    del params["pid"]
-    return [Figure("async_wall", "ms", [[ms] for ms, _ in samples], [[ms] for ms, _ in baseline], params)]
+        def baseline() -> list[float]:
+            return timed("threads", frame.mapInPandas(with_threads, schema).collect)
+
+        samples, baseline_samples = interleave(rounds, baseline, subject, progress)
+    params = {"rows": rows, "tasks": TASKS, "call_s": CALL_S, "limit": IN_FLIGHT, "most_in_flight": most}
+    return [Figure("async_wall", "ms", samples, baseline_samples, params | {"baseline": "mapInPandas with threads"})]
