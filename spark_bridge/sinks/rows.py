@@ -45,7 +45,7 @@ class Columns:
     """The columns of a sink in their order. A column without a ``Take`` is written as it is.
 
     ``never_null`` has the columns that may not be NULL, each with the reason, except in rows that have ``but_for``, a
-    column and its value.
+    column and its value. ``kept`` has the type whose values the ``Take`` of a column returns as they are.
     """
 
     def __init__(
@@ -54,10 +54,12 @@ class Columns:
         takes: Mapping[str, Take | None],
         never_null: Mapping[str, str] | None = None,
         but_for: tuple[str, Any] | None = None,
+        kept: Mapping[str, type | None] | None = None,
     ) -> None:
         self._names = names
         self._but_for = None if but_for is None else (names.index(but_for[0]), but_for[1])
         self._takes = [(place, take) for place, name in enumerate(names) if (take := takes.get(name)) is not None]
+        self._kept = {place: {one, type(None)} for place, name in enumerate(names) if (one := (kept or {}).get(name))}
         self._never_null = [(place, why) for place, name in enumerate(names) if (why := (never_null or {}).get(name))]
 
     def rows(self, record: Any) -> list[tuple[Any, ...]]:
@@ -83,7 +85,9 @@ class Columns:
                 )
         taken = list(given)
         for place, take in self._takes:
-            taken[place] = self._taken(given, place, take, _is_row(record))
+            # Most columns have values of one type. Each call that this saves takes 0.3 µs: see `rows_to_postgres`.
+            if not set(map(type, given[place])) <= self._kept.get(place, set()):
+                taken[place] = self._taken(given, place, take, _is_row(record))
         return list(zip(*taken, strict=True))
 
     def _may_be_null(self, given: Sequence[Sequence[Any]], at: int) -> bool:

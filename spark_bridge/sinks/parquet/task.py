@@ -51,9 +51,12 @@ class ParquetWriter(TwoPhaseWriter[Any]):
         self._rows_written = 0  # in the open file
 
     def write(self, record: Any) -> None:
-        if isinstance(record, (pyarrow.RecordBatch, pyarrow.Table)):
+        if isinstance(record, pyarrow.RecordBatch):
+            # pyarrow.table imports pandas, which takes a worker half a second: the first job of `parquet_to_delta`.
+            record = pyarrow.Table.from_batches([record])
+        if isinstance(record, pyarrow.Table):
             self._write_rows()
-            self._append(self._fitting(pyarrow.table(record) if isinstance(record, pyarrow.RecordBatch) else record))
+            self._append(self._fitting(record))
             return
         self._rows.extend(self._columns.rows(record))
         if len(self._rows) >= _ROWS_MAX:

@@ -73,8 +73,8 @@ class PostgresWriter(TwoPhaseWriter[Any]):
         """Begin the transaction of a part. The tables keep the columns that it finds here until it ends."""
         # It is idle between rows for as long as a checkpoint takes. The settings end with the transaction.
         settings = (
-            "SELECT set_config(name, '0', true) FROM pg_settings "
-            "WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
+            "SELECT set_config(name, '0', true) FROM (VALUES ('idle_in_transaction_session_timeout'), "
+            "('transaction_timeout')) AS one (name) WHERE current_setting(name, true) IS NOT NULL"
         )
         try:
             if self._connection is not None:
@@ -88,13 +88,14 @@ class PostgresWriter(TwoPhaseWriter[Any]):
         with self._connection.cursor().copy(self._copy_into()):
             pass  # takes the lock that keeps the types as they are
         columns = self._table.checked_columns(self._connection)
-        self._place = self._table.place(self._connection)
+        self._place = self._table.place(self._connection) if self._table.mode == "prepared" else ""
         takes = {name: columns[name].take for name in self._table.columns}
         never_null = dict.fromkeys(self._table.key, "in the key")
         truncates = None
         if (op := self._table.op_column) is not None:
             takes[op], never_null[op], truncates = _known_op, "the op_column", (op, "t")
-        self._columns = Columns(self._table.given, takes, never_null, truncates)
+        kept = {name: one.kept for name, one in columns.items()}
+        self._columns = Columns(self._table.given, takes, never_null, truncates, kept)
         self._part, self._rows_copied = Committable(self._context.next_name()), 0
 
     def _copy_into(self) -> sql.Composed:

@@ -41,6 +41,14 @@ _OFFSET = re.compile(r":\d\d(\.\d+)?\s*(Z|UTC|[+-]\d\d(:?\d\d){0,2})\s*$", re.IG
 _NOT_A_TIME = re.compile(r"\s*([+-]?infinity|epoch)\s*$", re.IGNORECASE)
 _BYTES = (bytes, bytearray, memoryview)
 _REAL_DIGITS = 6  # of a decimal number that every real keeps
+_KEPT = {
+    **dict.fromkeys(("smallint", "integer", "bigint"), int),
+    **dict.fromkeys(("text", "character varying", "citext", "json", "jsonb"), str),
+    "double precision": float,
+    "date": date,
+    "bytea": bytes,
+}
+"""The type whose values ``_take`` returns as they are, if the column has no modifier."""
 
 
 class Column(NamedTuple):
@@ -50,6 +58,7 @@ class Column(NamedTuple):
     declared: str
     identity: tuple[int, int]  # the type's oid and modifier
     take: Take | None
+    kept: type | None  # see ``Columns``
 
 
 def columns_of(connection: psycopg.Connection, table: sql.Identifier) -> dict[str, Column]:
@@ -71,7 +80,8 @@ def _columns_of(connection: psycopg.Connection, place: sql.Composable, above: st
         if take is not None and is_array:
             # The elements of arrays of JSON may be lists, and those of composite types are tuples.
             take = _array(take, () if base in ("json", "jsonb") else (list,) if relation else (list, tuple))
-        columns[name] = Column(name, declared, (type_, declared_modifier), take)
+        kept = None if is_array or relation or modifier >= 0 else _KEPT.get(base)
+        columns[name] = Column(name, declared, (type_, declared_modifier), take, kept)
     return columns
 
 

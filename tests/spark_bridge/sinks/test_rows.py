@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
+from spark_bridge.sinks.postgres import values
 from spark_bridge.sinks.rows import Columns, instant, json_form, take_list, take_map, take_struct
 
 SUMMER_NOON = datetime(2026, 7, 1, 12)  # noqa: DTZ001
@@ -111,6 +112,30 @@ BATCH = pa.record_batch({"at": pa.array([None, SUMMER_NOON]), "local": pa.array(
 def test_the_row_of_a_batch_is_named(never_null: dict[str, str], error: str) -> None:  # H171
     with pytest.raises(ValueError, match=error):
         Columns(SCHEMA.names, TAKES, never_null).rows(BATCH)
+
+
+def test_only_columns_with_values_of_the_kept_type_alone_are_left_as_they_are() -> None:  # H171
+    def double(value: Any, of_spark: bool) -> Any:
+        return value * 2
+
+    columns = Columns("ab", dict.fromkeys("ab", double), kept={"a": int, "b": int})
+    batch = pa.record_batch({"a": pa.array([1, None, 3]), "b": pa.array([0.5, None, 1.5])})
+    assert columns.rows(batch) == [(1, 1.0), (None, None), (3, 3.0)]
+    assert columns.rows({"a": True, "b": 1}) == [(2, 1)]  # True is 1 in a column of integers, but of another type
+
+
+def test_a_value_of_the_kept_type_stays_the_same_in_postgresql() -> None:  # H171
+    samples: dict[Any, list[Any]] = {
+        int: [0, -(2**70)],
+        float: [0.1, 5e-324, float("inf")],
+        str: ["", "{}", "10:00", "\\x"],
+        date: [date(1, 1, 1)],
+        bytes: [b"", b"\\"],
+    }
+    for base, kind in values._KEPT.items():
+        take = values._take(base, -1)
+        assert take is not None
+        assert all(take(one, False) is one for one in samples[kind]), base
 
 
 def test_the_value_that_the_target_fails_at_is_named() -> None:  # H171
