@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -27,7 +28,7 @@ from protocol.wire.messages import (
 )
 from protocol.wire.state import decode_entry, decode_state
 from spark_bridge.subtask import SubtaskOperator, TaskIdentity, run_subtask
-from spark_bridge.subtask.coroutines.calls import AsyncOperator, Failed
+from spark_bridge.subtask.coroutines.calls import AsyncOperator, Failed, RecordContext
 from spark_bridge.subtask.coroutines.concurrently import Concurrently, concurrently
 from spark_bridge.subtask.coroutines.retry import Retry
 from spark_bridge.subtask.coroutines.stage import STATE
@@ -558,6 +559,21 @@ def test_a_lifespan_ends_after_the_calls(peer: Peer, fails: bool) -> None:
     else:
         assert task.outputs() == ["the session"]
     assert story == ["opened", "1 with the session", "closed"]
+
+
+@pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "no uvloop"])
+def test_a_record_knows_its_task_whatever_the_loop_is(
+    peer: Peer, uvloop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+
+    async def call(context: RecordContext, record: int) -> list[Any]:
+        return [context.operator_id, context.subtask, context.attempt, context.parallelism, context.tries]
+
+    task, connection = run(peer, concurrently(call), [1])
+    connection.finish()
+    assert task.outputs() == [["words", 2, 0, 4, 1]]
 
 
 def test_events_are_handled_on_the_loop(peer: Peer) -> None:
