@@ -38,4 +38,6 @@ def test_the_page_has_the_figures_of_the_latest_run(capsys: pytest.CaptureFixtur
     assert tables.main([]) == 0
     table = capsys.readouterr().out
     assert table.count("\n") > 50
-    assert table in PAGE.read_text(), "run `python -m benchmarks.tables` and put its table into docs/reference/benchmarks.md"
+    assert table in PAGE.read_text(), (
+        "run `python -m benchmarks.tables` and put its table into docs/reference/benchmarks.md"
+    )
