@@ -28,6 +28,7 @@ KIND ?= both
 # More processes than two cores: the tests on a real Spark wait for processes about half of the time.
 WORKERS ?= 3
 ARGS ?=
+VERSION ?=
 
 # The lock pins the Spark that is used: another one that happens to be installed must not be picked up.
 unexport SPARK_HOME PYTHONPATH PYTHONHOME
@@ -174,6 +175,12 @@ pictures: $(STAMP) ## the pictures of Spark's UI in docs/pictures, of a real job
 .PHONY: docs
 docs: $(STAMP) ## the documentation as a site in site/; a broken link or a missing reference is an error
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS) && echo "site/index.html"
+
+.PHONY: docs-version
+docs-version: docs ## keep the documentation as VERSION=1.2, and as the latest, in the branch gh-pages; ARGS=--push publishes it
+	$(if $(VERSION),,$(error say which version: make docs-version VERSION=1.2))
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mike deploy --update-aliases $(VERSION) latest && \
+		$(VENV)/bin/mike set-default $(ARGS) latest
 
 .PHONY: release
 release: $(STAMP) $(RELEASE_VENV)/.made-from ## sdist, wheel and SBOM in dist/, checked, and tried with each supported Python here

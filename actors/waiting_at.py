@@ -13,9 +13,11 @@ Nothing here changes what it looks at. Call it on the event loop's thread, betwe
 from __future__ import annotations
 
 import asyncio
+import dis
 import gc
 import inspect
 import os
+import sys
 import sysconfig
 from types import CodeType, FrameType
 from typing import Any
@@ -25,7 +27,7 @@ import anyio
 _DEPTH_MAX = 200
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _STEPPING = os.path.join(_HERE, "stepping.py")
-_OWN = ("actors", "protocol", "spark_bridge")
+_OWN = ("actors", "headgate", "protocol", "spark_bridge")
 
 
 def _folder(module: Any) -> str:
@@ -35,10 +37,10 @@ def _folder(module: Any) -> str:
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     installed = {os.path.abspath(paths[name]) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    own = (os.path.join(os.path.dirname(_HERE), name) + os.sep for name in _OWN)
-    return (*sorted(installed), _folder(anyio), *own)
+    return (*sorted(installed), _folder(anyio), *_PACKAGES)
 
 
+_PACKAGES = tuple(os.path.join(os.path.dirname(_HERE), name) + os.sep for name in _OWN)
 _LIBRARIES = _libraries()
 
 
@@ -66,6 +68,22 @@ def running_at(frame: FrameType) -> str:
         frames.append((found.f_code, found.f_lineno))
         found = found.f_back
     return _words(frames[::-1])
+
+
+def awaited_at() -> str:
+    """Where the code that has called Headgate awaits the result of this call. Empty if it does not.
+
+    The result is not known yet: the next instruction of the caller shows what becomes of it.
+    """
+    caller: FrameType | None = sys._getframe(1)
+    while caller is not None and caller.f_code.co_filename.startswith(_PACKAGES):
+        caller = caller.f_back
+    if caller is None or not caller.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return ""
+    last = caller.f_lasti
+    following = next((step for step in dis.get_instructions(caller.f_code) if step.offset > last), None)
+    awaits = following is not None and following.opname == "GET_AWAITABLE"
+    return _describe(caller.f_code, caller.f_lineno) if awaits else ""
 
 
 def _words(frames: list[tuple[CodeType, int]]) -> str:
@@ -142,4 +160,4 @@ def _member(frame: FrameType | None) -> object:
     return next((task for task in tasks if isinstance(task, asyncio.Task) and not task.done()), None)
 
 
-__all__ = ["is_library", "raised_at", "running_at", "waiting_at"]
+__all__ = ["awaited_at", "is_library", "raised_at", "running_at", "waiting_at"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m benchmarks.tables results/latest.json``: the figures as the first table of docs/performance.md."""
+"""``python -m benchmarks.tables results/latest.json``: the table of docs/reference/benchmarks.md."""
 
 from __future__ import annotations
 

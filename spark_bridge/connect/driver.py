@@ -21,6 +21,7 @@ from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError
 from spark_bridge.connect.opening import Artifact, Installed, Opening, Wanted, opening_of
 from spark_bridge.connect.relay import CONNECT_TIMEOUT_S, ConnectRelay
 from spark_bridge.connect.remote_session import BESIDE, LOOK_PAUSE_S, RemoteSession
+from spark_bridge.driver.actions import spark_stopped
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.standalone.driver_end import SidecarElsewhere
@@ -62,6 +63,10 @@ class ConnectDriver(SparkDriver):
 
     async def cores(self) -> int | None:
         return await DRIVER.run(self._session.cores)
+
+    async def require_spark(self) -> None:
+        if self._given.is_stopped:
+            raise spark_stopped("Spark Connect session", "no operator can be coordinated")
 
     async def encrypts_files(self) -> bool:
         return await DRIVER.run(self._session.encrypts_files)

@@ -116,10 +116,14 @@ def _explains_a_stop(context: SparkContext | None) -> Iterator[None]:
         of_spark = isinstance(error, AttributeError) or type(error).__module__.startswith(("py4j.", "pyspark."))
         if context is None or not of_spark or not has_stopped(context):
             raise
-        raise SidecarError(
-            "the SparkContext of this sidecar has stopped, so no action can run: call spark.stop() after the sidecar's "
-            "`with` block, or make a new session and a new sidecar"
-        ) from error
+        raise spark_stopped("SparkContext", "no action can run") from error
+
+
+def spark_stopped(what: str, consequence: str) -> SidecarError:
+    return SidecarError(
+        f"the {what} of this sidecar has stopped, so {consequence}: call spark.stop() after the sidecar's `with` "
+        "block, or make a new session and a new sidecar"
+    )
 
 
 def _pins_threads(context: SparkContext) -> bool:

@@ -36,7 +36,7 @@ import spark_bridge
 from actors.coordination import OperatorStatistics
 from actors.exits import as_exception
 from actors.logs import get_logger
-from actors.waiting_at import running_at
+from actors.waiting_at import awaited_at, running_at
 from protocol.describing import describe
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.errors import SidecarNotRunning
@@ -54,6 +54,7 @@ __all__ = [
     "bounded_loop",
     "call_on_loop",
     "enter_on_loop",
+    "refuse_await",
 ]
 
 T = TypeVar("T")
@@ -271,6 +272,15 @@ def call_on_loop(calls: LoopCalls, function: Callable[[], Awaitable[T]]) -> T:
             interrupts.wait(outcome)
             raise interrupt from outcome.exception() if outcome.done() and not outcome.cancelled() else None
         return _result_of(outcome)
+
+
+def refuse_await(otherwise: str) -> None:
+    """Raise ``TypeError`` if the caller awaits a call that blocks, before it does anything."""
+    if at := awaited_at():
+        raise TypeError(
+            f"this call blocks and returns its result, which cannot be awaited: write it without `await` at {at}, "
+            f"{otherwise}"
+        )
 
 
 def enter_on_loop(calls: LoopCalls, manager: AbstractAsyncContextManager[T]) -> tuple[T, Callable[..., bool | None]]:

@@ -588,6 +588,7 @@ class SidecarRuntime(PartFactories):
         self, operator_id: str, add: Callable[[], Awaitable[AsyncOperatorHandle]], *, replace: bool
     ) -> AsyncOperatorHandle:
         """Call ``add``, with ``replace`` after the release of the operator of this name."""
+        await self._driver.require_spark()
         if not replace or operator_id not in self._operators:
             return await add()
         await self._until_idle(operator_id)

@@ -39,7 +39,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import SPARK, is_remote
 from spark_bridge.driver.handle import OperatorHandle, PartFactories
 from spark_bridge.driver.interrupts import holding_interrupts, interrupts_held_back
-from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop
+from spark_bridge.driver.loop import LoopCalls, call_on_loop, enter_on_loop, refuse_await
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import AsyncOperatorHandle, SidecarRuntime
@@ -521,8 +521,12 @@ class Sidecar(PartFactories):
         return call_on_loop(calls, partial(method, runtime, *args, **kwargs))
 
     def _entered(self) -> tuple[LoopCalls, SidecarRuntime]:
-        """What is needed to wait for the sidecar's loop. Raises ``SidecarError`` on that loop itself."""
+        """What is needed to wait for the sidecar's loop.
+
+        Raises ``SidecarError`` on that loop itself, and ``TypeError`` for a call that is awaited.
+        """
         calls, runtime = self._running()
+        refuse_await("or enter the sidecar with `async with Sidecar(spark) as sidecar`, whose methods are awaited")
         if threading.get_ident() == runtime._thread_id:
             raise SidecarError(
                 "a method of Sidecar was called on the sidecar's own event loop, by a coordinator, and would wait for "

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from actors.threads import DRIVER
 from protocol.describing import show
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
+from spark_bridge.bridge.jvm_classes import has_stopped
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.runs import ActiveStage, InheritedRuns
 from spark_bridge.common.arrow_types import for_spark
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import SidecarError
-from spark_bridge.driver.actions import ActionMarks
+from spark_bridge.driver.actions import ActionMarks, spark_stopped
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import (
     active_context,
@@ -85,6 +86,10 @@ class SparkDriver(ABC):
     async def cores(self) -> int | None:
         """How many tasks the application can run at the same time; None if that is not known here."""
         return None
+
+    async def require_spark(self) -> None:
+        """Raise ``SidecarError`` if Spark has stopped here, so that no operator can run any more."""
+        return
 
     async def encrypts_files(self) -> bool:
         """Whether Spark encrypts what it writes to the executors' directories. True if that is not known here."""
@@ -165,6 +170,10 @@ class LocalDriver(SparkDriver):
 
     async def cores(self) -> int | None:
         return await DRIVER.run(task_slots, self.spark_context)
+
+    async def require_spark(self) -> None:
+        if await DRIVER.run(has_stopped, self.spark_context):
+            raise spark_stopped("SparkContext", "no operator can be coordinated")
 
     async def encrypts_files(self) -> bool:
         return await DRIVER.run(encrypts_files, self.spark_context)

@@ -30,6 +30,7 @@ from spark_bridge.driver.actions import ActionIds, ActionMarks, names_of
 from spark_bridge.driver.environment import SPARK, check_worker_python, driver_context, is_remote
 from spark_bridge.driver.handle import OperatorHandle, StaysOnDriver
 from spark_bridge.driver.interrupts import holding_interrupts, interrupts_held_back
+from spark_bridge.driver.loop import refuse_await
 from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
@@ -297,6 +298,7 @@ class AttachedSidecar(StaysOnDriver):
     def _require_attached(self) -> None:
         if not self._attached:
             raise SidecarNotRunning("this driver is not attached: enter `with AttachedSidecar(...) as sidecar:`")
+        refuse_await("or call it on another thread, with `await asyncio.to_thread(...)`")
 
     def _handle(self, description: dict[str, Any]) -> OperatorHandle:
         mode = RestoreMode(description["mode"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The figures as a table, and that docs/performance.md has it."""
+"""The figures as a table, and that docs/reference/benchmarks.md has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from benchmarks import tables
 from tests.benchmarks.made_up import event_figure, load_figure, results
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "benchmarks.md"
 
 
 def test_a_row_has_the_percentiles_and_the_ratios_of_its_figure() -> None:
@@ -38,4 +38,6 @@ def test_the_page_has_the_figures_of_the_latest_run(capsys: pytest.CaptureFixtur
     assert tables.main([]) == 0
     table = capsys.readouterr().out
     assert table.count("\n") > 50
-    assert table in PAGE.read_text(), "run `python -m benchmarks.tables` and put its table into docs/performance.md"
+    assert table in PAGE.read_text(), (
+        "run `python -m benchmarks.tables` and put its table into docs/reference/benchmarks.md"
+    )

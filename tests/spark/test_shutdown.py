@@ -156,6 +156,10 @@ def test_spark_may_stop_under_the_sidecar(spark_on: SparkOn, relay: Any) -> None
     with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
         sidecar.coordinate("op", recorder, parallelism=1)
         spark.stop()
+        for name in ("op", "another"):  # and the first one stays
+            with pytest.raises(SidecarError, match=r"has stopped, so no operator can be coordinated: .* new sidecar"):
+                sidecar.coordinate(name, Recorder(), parallelism=1, replace=True)
+        assert recorder.story == [("start",)]
     assert recorder.story == [("start",), ("close",)]
     with pytest.raises(RelayStopped, match="has stopped: build a new session first"):
         Sidecar(spark).__enter__()

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
@@ -297,6 +298,32 @@ def test_wrong_arguments_are_refused_with_the_fix_and_the_operator_in_use_contin
         for call in (job.sidecar.release, job.sidecar.checkpoint):
             with pytest.raises(SidecarError, match="'nobody' is not coordinated here"):
                 call("nobody")
+        assert job.tasks().count() == 1
+
+
+def test_an_await_of_a_sidecar_with_its_own_thread_is_refused_before_anything_happens(spark: SparkSession) -> None:
+    # H122
+    coordinator = Script({}, ["stop"])
+    with coordinated(spark, coordinator) as job:
+        sidecar: Any = job.sidecar
+
+        async def run() -> None:
+            await job.handle.run(Listening)  # type: ignore[misc]
+
+        async def request() -> None:
+            await sidecar.request("op", "question")
+
+        async def coordinate() -> None:
+            await sidecar.coordinate("another", Recorder(), parallelism=1)
+
+        async def action() -> None:
+            await sidecar.run(job.tasks().count)
+
+        for mistake in (run, request, coordinate, action):
+            place = rf"test_wrong_use\.py:{mistake.__code__.co_firstlineno + 1} in .*\.{mistake.__name__}, or enter"
+            with pytest.raises(TypeError, match=rf"write it without `await` at .*{place}.*`async with Sidecar"):
+                anyio.run(mistake)
+        assert coordinator.story == [("start",)]
         assert job.tasks().count() == 1
 
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A forgotten ``await`` on a method of ``SidecarRuntime`` is refused or logged, with the line (H122)."""
+"""An ``await`` that is forgotten or that cannot work is refused or logged, with the line (H122)."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from structlog.testing import capture_logs
 from actors.waiting_at import waiting_at
 from protocol.wire.keys import KeyRing
 from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.driver.loop import refuse_await
 from spark_bridge.driver.runtime import AsyncOperatorHandle, SidecarRuntime, must_be_awaited
 
 NEVER_AWAITED = "sidecar method never awaited"
@@ -159,3 +161,59 @@ async def test_a_run_of_a_handle_that_is_not_awaited_names_the_handle() -> None:
         AttributeError, match=r"^run\(\) was called without await.*write `await handle\.run\(\.\.\.\)` at"
     ):
         handle.run(sorted).sort()  # type: ignore[attr-defined]
+
+
+# --- an await of what blocks --------------------------------------------------------------------------------------
+
+
+blocks: Any = refuse_await
+
+
+async def plainly() -> None:
+    await blocks("or not at all")
+
+
+async def with_a_name() -> None:
+    await blocks(otherwise="or not at all")
+
+
+async def unpacked() -> None:
+    await blocks(*["or not at all"])
+
+
+async def over_lines() -> None:
+    found = [await blocks("or not at all") for _ in range(1)]
+    assert not found
+
+
+async def in_a_generator() -> None:
+    async def generator() -> AsyncIterator[None]:
+        yield await blocks("or not at all")
+
+    async for _ in generator():
+        pass
+
+
+@pytest.mark.parametrize("use", [plainly, with_a_name, unpacked, over_lines, in_a_generator])
+async def test_an_await_of_a_call_that_blocks_is_refused_with_its_line(use: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError) as raised:
+        await use()
+    line = next(
+        number
+        for number, text in enumerate(inspect.getsource(use).splitlines(), use.__code__.co_firstlineno)
+        if "await blocks" in text
+    )
+    assert str(raised.value).startswith("this call blocks and returns its result, which cannot be awaited: ")
+    assert f"write it without `await` at {__file__}:{line} in {use.__qualname__}" in str(raised.value)
+
+
+async def test_a_call_that_blocks_is_not_refused_if_something_else_is_awaited() -> None:
+    async def waits(_given: object) -> None:
+        await asyncio.sleep(0)
+
+    otherwise = "or not at all"
+    blocks(otherwise)
+    await waits(blocks(otherwise))
+    await asyncio.to_thread(blocks, otherwise)
+    await anyio.to_thread.run_sync(partial(blocks, otherwise))
+    await asyncio.get_running_loop().run_in_executor(None, blocks, otherwise)
