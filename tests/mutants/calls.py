@@ -7,6 +7,10 @@ from __future__ import annotations
 from tests.mutants.mutant import catalogue
 
 CALLS = catalogue(r"""
+await-of-a-call-that-blocks-is-not-seen [new; H122]
+  A caller that awaits what blocks learns of it from Python, after the call has done everything.
+  @ actors.waiting_at:awaited_at
+  ~ return _describe(caller.f_code, caller.f_lineno) if awaits else "" => return ""
 later-job-of-a-cancelled-action-runs [found; H160]
   A job that a cancelled action submits afterwards is left alone.
   @ spark_bridge.bridge.actor:BridgeActor._hear
