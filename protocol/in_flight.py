@@ -34,41 +34,39 @@ Everything happens on one thread. What flights compute may land on another one, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 from protocol.errors import LocalProtocolError
 
 __all__ = ["Flight", "InFlight"]
 
-Input = TypeVar("Input")
+FlightT = TypeVar("FlightT", bound="Flight")
 
 
-class Flight(Generic[Input]):
-    """One input on its way. ``input``: what a checkpoint holds of it. ``result``: what has landed; None before."""
+class Flight:
+    """One input on its way. A stage derives a class that has the input, and the result once there is one.
 
-    __slots__ = ("begun", "input", "number", "result")
+    Attributes:
+        begun: whether it has begun. After a restore also whether it has landed.
+        landed: whether its result is known.
+    """
 
-    def __init__(self, number: int, input: Input, result: Any = None) -> None:
-        self.number = number
-        self.input = input
-        self.result = result
-        self.begun = False
+    __slots__ = ("begun", "landed")
 
-    def __repr__(self) -> str:
-        return f"Flight({self.number}, {self.input!r}, {self.result!r})"
+    def __init__(self) -> None:
+        self.begun = self.landed = False
 
 
-class InFlight(Generic[Input]):
+class InFlight(Generic[FlightT]):
     """The flights of one stage. ``limit``: how many may be on their way at a time, at least 1."""
 
     def __init__(self, limit: int, *, ordered: bool) -> None:
         self._limit = limit
         self._ordered = ordered
-        self._next = 0
-        self._flights: dict[int, Flight[Input]] = {}  # that have not left, by number, in the order of their inputs
-        self._waiting: deque[Flight[Input]] = deque()  # those that have not begun
-        self._landed: deque[Flight[Input]] = deque()  # in this order; empty if ordered
+        self._flights: dict[FlightT, None] = {}  # that have not left, in the order of their inputs
+        self._waiting: deque[FlightT] = deque()  # those that have not begun
+        self._leaving: deque[FlightT] = deque()  # in the order in which they leave: all if ordered, or those landed
         self._aloft = 0  # how many have begun, and not landed
 
     def __len__(self) -> int:
@@ -81,39 +79,43 @@ class InFlight(Generic[Input]):
         return len(self._flights) < self._limit
 
     @property
-    def may_leave(self) -> bool:
-        """Whether a result may leave."""
-        if not self._ordered:
-            return bool(self._landed)
-        return bool(self._flights) and next(iter(self._flights.values())).result is not None
-
-    @property
     def waiting(self) -> int:
         """How many have not begun."""
         return len(self._waiting)
 
-    def take(self, input: Input) -> Flight[Input]:
-        """Take an input. It may begin with the next ``begin``."""
-        flight = self._add(input, None)
-        self._waiting.append(flight)
-        return flight
+    @property
+    def held(self) -> Iterable[FlightT]:
+        """What a checkpoint holds now, in the order of the inputs: those that have not left."""
+        return self._flights
 
-    def restore(self, flights: Iterable[tuple[Input, Any]]) -> None:
-        """Take what a checkpoint holds: inputs with their results, or with None, in the order of the inputs.
+    def take(self, flight: FlightT) -> bool:
+        """Take an input. Return whether it begins now; otherwise it does with a later ``begin``."""
+        self._flights[flight] = None
+        if self._ordered:
+            self._leaving.append(flight)
+        if self._aloft < self._limit and not self._waiting:
+            flight.begun = True
+            self._aloft += 1
+            return True
+        self._waiting.append(flight)
+        return False
+
+    def restore(self, flights: Iterable[FlightT]) -> None:
+        """Take what a checkpoint holds, in the order of the inputs. Those with a result have ``landed``.
 
         Raises ``LocalProtocolError`` if something was taken before.
         """
-        if self._next:
+        if self._flights:
             raise LocalProtocolError("a stage restores its flights before it takes an input")
-        for input, result in flights:
-            flight = self._add(input, result)
-            if result is None:
+        for flight in flights:
+            self._flights[flight] = None
+            if not flight.landed:
                 self._waiting.append(flight)
-            else:
-                self._has_landed(flight)
+            if self._ordered or flight.landed:
+                self._leaving.append(flight)
 
-    def begin(self) -> list[Flight[Input]]:
-        """The flights that begin now, as many as the limit allows, in the order of their inputs."""
+    def begin(self) -> list[FlightT]:
+        """Those that have waited and begin now, as many as the limit allows, in the order of their inputs."""
         begun = []
         while self._waiting and self._aloft < self._limit:
             flight = self._waiting.popleft()
@@ -122,44 +124,35 @@ class InFlight(Generic[Input]):
             self._aloft += 1
         return begun
 
-    def land(self, flight: Flight[Input], result: Any) -> None:
-        """A flight that has begun has its result, which is not None.
+    def land(self, flight: FlightT) -> None:
+        """A flight that has begun has its result.
 
-        Raises ``LocalProtocolError`` if it has one already, has not begun, or is unknown.
+        Raises ``LocalProtocolError`` if it has one already, or has not begun.
         """
-        known = flight.begun and self._flights.get(flight.number) is flight
-        if not known or flight.result is not None or result is None:
-            raise LocalProtocolError(f"{flight!r} cannot land with {result!r}")
-        flight.result = result
+        if flight.landed or not flight.begun:
+            raise LocalProtocolError(f"{flight!r} cannot land")
+        flight.landed = True
         self._aloft -= 1
-        self._has_landed(flight)
-
-    def leave(self) -> Flight[Input]:
-        """Take out the next flight whose result leaves; ``may_leave`` says whether there is one."""
-        flight = next(iter(self._flights.values())) if self._ordered else self._landed.popleft()
-        del self._flights[flight.number]
-        return flight
-
-    def held(self) -> Iterator[tuple[Input, Any]]:
-        """What a checkpoint holds now: each input with its result or None, in the order of the inputs."""
-        return ((flight.input, flight.result) for flight in self._flights.values())
-
-    def _add(self, input: Input, result: Any) -> Flight[Input]:
-        flight = self._flights[self._next] = Flight(self._next, input, result)
-        self._next += 1
-        return flight
-
-    def _has_landed(self, flight: Flight[Input]) -> None:
         if not self._ordered:
-            self._landed.append(flight)
+            self._leaving.append(flight)
+
+    def leave(self) -> FlightT | None:
+        """Take out the next flight whose result leaves. None if none may leave yet."""
+        if not self._leaving or not self._leaving[0].landed:
+            return None
+        flight = self._leaving.popleft()
+        del self._flights[flight]
+        return flight
 
     def check_invariants(self) -> None:
-        landed = {number for number, flight in self._flights.items() if flight.result is not None}
-        waiting = {flight.number for flight in self._waiting}
-        assert list(self._flights) == sorted(self._flights), "the inputs have another order"
-        assert [flight.number for flight in self._waiting] == sorted(waiting), "the inputs wait in another order"
-        assert waiting <= self._flights.keys() - landed, "one waits that has left or landed"
+        landed = [flight for flight in self._flights if flight.landed]
+        waiting = set(self._waiting)
+        assert list(self._waiting) == [flight for flight in self._flights if flight in waiting], "another order waits"
+        assert not any(flight.begun or flight.landed for flight in waiting), "one waits that has begun"
         assert self._aloft == len(self._flights) - len(landed) - len(waiting), "flights are lost or doubled"
         assert 0 <= self._aloft <= self._limit, "more are aloft than the limit allows"
-        if not self._ordered:
-            assert {flight.number for flight in self._landed} == landed, "a result is lost or leaves twice"
+        if self._ordered:
+            assert list(self._leaving) == list(self._flights), "results would leave in another order"
+        else:
+            assert len(self._leaving) == len(landed), "a result is lost or leaves twice"
+            assert set(self._leaving) == set(landed), "what leaves has no result"

@@ -11,29 +11,30 @@ ASYNC_STAGES = catalogue(
 records-are-taken-before-there-is-a-place [found; H180]
   A record that an async stage has taken waits for its place in no checkpoint.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._results
-  - if more and (pull or flights.has_capacity):
-  + if more:
+  - elif more and (pull or flights.has_capacity):
+  + elif more:
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._take
-  - self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+  - taken = _Record(record, encode_entry(record) if self._keeps else None)
   + [self._context._calls.wait_until(self._something_landed) for _ in iter(lambda: self._flights.has_capacity, True)]; \
-self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+taken = _Record(record, encode_entry(record) if self._keeps else None)
 results-leave-after-they-were-taken [found; H180]
   A result that was given out is in the checkpoint that is taken before the stage goes on.
-  @ spark_bridge.subtask.coroutines.stage:AsyncStage._given_out
-  - self._leaving = None
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._results
+  - yield leaving.value
+  + self._leaving = leaving; yield leaving.value; self._leaving = None
 results-lose-their-effects [found; H180]
   A checkpoint holds a result without its events and counts.
-  @ spark_bridge.subtask.coroutines.stage:_Result.as_value
+  @ spark_bridge.subtask.coroutines.stage:_Record.result
   ~ self.effects] => []]
 checkpoints-hold-inputs-alone [found; H180]
   A result that a checkpoint could hold is computed again.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
-  ~ result and result.as_value() => None
+  ~ one.result() if one.landed else None => None
 effects-happen-again [new; H180]
   An event of a result that is leaving is sent, and is in the next checkpoint all the same.
-  @ spark_bridge.subtask.coroutines.stage:AsyncStage._given_out
-  - self._happen(result.effects[0])
-  + result.effects.append(result.effects[0]); self._happen(result.effects[0]); result.effects.pop()
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._happen
+  - self._context.send_event(event)
+  + leaving.effects.append(leaving.effects[0]); self._context.send_event(event); leaving.effects.pop()
 what-is-leaving-is-in-no-checkpoint [new; H180]
   A checkpoint that is taken while an event waits for capacity loses the result.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
@@ -61,21 +62,32 @@ the-limit-of-calls-is-exceeded [new; H181]
 one-that-waits-lands [found; H181]
   A result for an input that has not begun frees capacity that it has not taken.
   @ protocol.in_flight:InFlight.land
-  ~ known = flight.begun and => known =
+  ~ flight.landed or not flight.begun => flight.landed
 calls-outlive-their-attempt [new; H26]
   Coroutines go on, and are paid for, while the thread of a task that is over is away.
   @ spark_bridge.subtask.coroutines.loop:TaskLoop.__init__
   - channel.at_end(self._cancel_soon)
 records-share-context-variables [found; H180]
   What one record sets in a context variable is found by the next.
-  @ spark_bridge.subtask.coroutines.loop:TaskLoop.start
-  - task = self.loop.create_task(coroutine)
-  + import contextvars; \
-task = self.loop.create_task(coroutine, context=self.__dict__.setdefault("_shared", contextvars.copy_context()))
+  @ spark_bridge.subtask.coroutines.stage:_equal
+  ~ return one == other => return True
+records-in-flight-share-context-variables [found; H180]
+  What one record sets in a context variable is found by another that is in flight beside it.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._set_to_work
+  ~ variables = self._variables.copy() => variables = self._variables
+cancelled-records-never-land [new; H180]
+  A task waits forever for a record whose coroutine was cancelled by the program.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._has_landed
+  - self._landed.append(record)
+  + self._landed.extend([] if isinstance(record.error, asyncio.CancelledError) else [record])
+what-is-abandoned-fails [new; H180]
+  A task whose output is abandoned has no final state, because the records in flight were cancelled.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._has_landed
+  F if record.error is not None and self._stopped:
 coroutines-are-collected [found; H180]
   A coroutine that nothing else refers to is collected, and its task fails.
-  @ spark_bridge.subtask.coroutines.loop:TaskLoop.start
-  - self._tasks.add(task)
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._set_to_work
+  - self._workers.add(task)
 results-that-wait-for-their-batch-are-lost [found; H180]
   A checkpoint is taken while results wait for the rest of their batch, and has none of them.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state

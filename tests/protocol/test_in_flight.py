@@ -13,6 +13,19 @@ from protocol.errors import LocalProtocolError
 from protocol.in_flight import Flight, InFlight
 
 
+class Input(Flight):
+    """An input by its number or name, and what was computed of it."""
+
+    def __init__(self, input: Any, result: str | None = None) -> None:
+        super().__init__()
+        self.input = input
+        self.result = result
+        self.landed = result is not None
+
+    def __repr__(self) -> str:
+        return str(self.input)
+
+
 class History:
     """A seeded run of a stage: what it takes, computes and gives out, over any number of restores.
 
@@ -32,8 +45,8 @@ class History:
 
     def begin_anew(self) -> None:
         self.limit = self.dice.randint(1, 6)
-        self.stage: InFlight[int] = InFlight(self.limit, ordered=self.ordered)
-        self.aloft: list[Flight[int]] = []
+        self.stage: InFlight[Input] = InFlight(self.limit, ordered=self.ordered)
+        self.aloft: list[Input] = []
 
     def step(self) -> None:
         self.dice.choice([self.take, self.begin, self.begin, self.land, self.land, self.leave, self.hold, self.lose])()
@@ -46,7 +59,11 @@ class History:
     def take(self) -> None:
         beyond = self.dice.random() < 0.1  # a barrier that can be met only upstream
         if self.stage.has_capacity or beyond:
-            assert self.stage.take(self.inputs).input == self.inputs
+            taken, places = Input(self.inputs), self.limit - len(self.aloft)
+            begins = self.stage.take(taken)
+            assert begins == taken.begun
+            assert begins == (places > 0 and not self.stage.waiting)
+            self.aloft += [taken] if begins else []
             self.inputs += 1
 
     def begin(self) -> None:
@@ -62,21 +79,21 @@ class History:
         if self.aloft:
             flight = self.aloft.pop(self.dice.randrange(len(self.aloft)))
             self.computations += 1
-            self.computed[flight.input] = f"result {self.computations} of {flight.input}"
-            self.stage.land(flight, self.computed[flight.input])
+            self.computed[flight.input] = flight.result = f"result {self.computations} of {flight.input}"
+            self.stage.land(flight)
 
     def leave(self) -> None:
         next_input = len(self.left)
         known = self.computed.keys() - {input for input, _ in self.left}
-        assert self.stage.may_leave == (next_input in known if self.ordered else bool(known))
-        if self.stage.may_leave:
-            flight = self.stage.leave()
+        flight = self.stage.leave()
+        assert (flight is not None) == (next_input in known if self.ordered else bool(known))
+        if flight is not None:
             assert flight.input in known, "a result leaves that nobody has computed, or twice"
             assert flight.result == self.computed[flight.input]
             self.left.append((flight.input, flight.result))
 
     def hold(self) -> None:
-        held = list(self.stage.held())
+        held = [(one.input, one.result if one.landed else None) for one in self.stage.held]
         gone = {input for input, _ in self.left}
         assert held == [(one, self.computed.get(one)) for one in range(self.inputs) if one not in gone]
         self.checkpoint = (held, list(self.left), dict(self.computed), self.inputs)
@@ -88,7 +105,7 @@ class History:
         held, left, computed, self.inputs = self.checkpoint
         self.left, self.computed = list(left), dict(computed)
         self.begin_anew()
-        self.stage.restore(held)
+        self.stage.restore(Input(*one) for one in held)
 
     def end(self) -> None:
         while len(self.stage):
@@ -111,43 +128,43 @@ def test_each_input_has_one_result_whatever_is_restored(seed: int) -> None:  # H
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_what_more_subtasks_had_in_flight_begins_within_the_limit(ordered: bool) -> None:  # H180, H181
-    stage: InFlight[str] = InFlight(2, ordered=ordered)
-    stage.restore([("a", None), ("b", "known"), ("c", None), ("d", None)])
+    stage: InFlight[Input] = InFlight(2, ordered=ordered)
+    stage.restore([Input("a"), Input("b", "known"), Input("c"), Input("d")])
     begun = stage.begin()
     assert [flight.input for flight in begun] == ["a", "c"]
     assert not stage.has_capacity
-    assert stage.may_leave == (not ordered)
-    stage.land(begun[1], "C")
+    first = [] if ordered else [stage.leave()]
+    assert stage.leave() is None
+    stage.land(begun[1])
     assert [flight.input for flight in stage.begin()] == ["d"]
-    stage.land(begun[0], "A")
-    first = [stage.leave().input for _ in range(3)]
-    assert first == (["a", "b", "c"] if ordered else ["b", "c", "a"])
-    assert stage.has_capacity
+    assert not stage.take(Input("e"))
+    stage.land(begun[0])
+    first += [stage.leave() for _ in range(3 - len(first))]
+    assert [flight and flight.input for flight in first] == (["a", "b", "c"] if ordered else ["b", "c", "a"])
+    assert [flight.input for flight in stage.begin()] == ["e"]
 
 
 def test_misuse_is_refused() -> None:
-    stage: InFlight[str] = InFlight(1, ordered=True)
-    stage.take("a")
+    stage: InFlight[Input] = InFlight(1, ordered=True)
+    taken = Input("a")
+    assert stage.take(taken)
     with pytest.raises(LocalProtocolError, match="restores its flights before it takes an input"):
         stage.restore([])
-    (flight,) = stage.begin()
-    with pytest.raises(LocalProtocolError, match="cannot land with None"):
-        stage.land(flight, None)
-    stage.land(flight, "A")
-    with pytest.raises(LocalProtocolError, match="cannot land with 'B'"):
-        stage.land(flight, "B")
+    stage.land(taken)
+    with pytest.raises(LocalProtocolError, match="a cannot land"):
+        stage.land(taken)
     stage.leave()
     with pytest.raises(LocalProtocolError, match="cannot land"):
-        stage.land(flight, "A")
+        stage.land(taken)
     with pytest.raises(LocalProtocolError, match="cannot land"):
-        stage.land(Flight(0, "a"), "A")
+        stage.land(Input("a"))
 
 
 def test_one_that_waits_cannot_land() -> None:
     """It would free capacity that it has not taken."""
-    stage: InFlight[str] = InFlight(1, ordered=False)
-    stage.take("a")
-    waiting = stage.take("b")
-    stage.begin()
+    stage: InFlight[Input] = InFlight(1, ordered=False)
+    stage.take(Input("a"))
+    waiting = Input("b")
+    assert not stage.take(waiting)
     with pytest.raises(LocalProtocolError, match="cannot land"):
-        stage.land(waiting, "B")
+        stage.land(waiting)

@@ -44,17 +44,29 @@ class RecordContext:
         operator_id, subtask, attempt, parallelism: as those of ``SubtaskContext``.
     """
 
-    __slots__ = ("_context", "_key", "attempt", "effects", "operator_id", "parallelism", "subtask", "tries")
+    __slots__ = ("_context", "_key", "effects", "tries")
 
-    def __init__(self, context: SubtaskContext[Any], key: Callable[[], str], tries: int) -> None:
+    def __init__(self, context: SubtaskContext[Any], key: Callable[[], str], tries: int, effects: Effects) -> None:
         self._context = context
         self._key = key
-        self.effects: Effects = []
         self.tries = tries
-        self.operator_id = context.operator_id
-        self.subtask = context.subtask
-        self.attempt = context.attempt
-        self.parallelism = context.parallelism
+        self.effects = effects
+
+    @property
+    def operator_id(self) -> str:
+        return self._context.operator_id
+
+    @property
+    def subtask(self) -> int:
+        return self._context.subtask
+
+    @property
+    def attempt(self) -> int:
+        return self._context.attempt
+
+    @property
+    def parallelism(self) -> int:
+        return self._context.parallelism
 
     @property
     def key(self) -> str:

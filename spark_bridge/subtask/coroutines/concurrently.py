@@ -64,6 +64,8 @@ def concurrently(
     ``concurrently(enrich, limit=200)`` is a stage whose outputs are the results of ``await enrich(record)``. In each
     task the stage has an event loop on a separate thread, so its calls go on whatever the task's own thread waits for.
     Records are taken only as there is capacity, and results that nobody takes hold back new records.
+    Each call finds the context variables of the task's thread, and not those that another call has set. Its task of
+    asyncio may go on with other records after it, so cancel it only while the call runs, as ``asyncio.timeout`` does.
 
     In a streaming ``chain``, a checkpoint holds each record in flight, and each result that has not left with its
     events and counts. So after a restore every record has exactly one result downstream, and a call whose result is in

@@ -14,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
@@ -47,10 +46,6 @@ class TaskLoop:
 
     def __init__(self, channel: TaskChannel, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._channel = channel
-        self._submitted: deque[Callable[[], object]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._woken = False
-        self._nudging = False
         self._parts = parts_here()
         self.loop = loop or _new_loop()
         self._begin()
@@ -61,18 +56,9 @@ class TaskLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], object]) -> None:
-        """Have ``call`` called on the loop, after those that were submitted before. Never waits."""
-        self._submitted.append(call)
-        if not self._woken:  # it is set back before the calls are taken, so none is left behind
-            self._woken = True
-            self.loop.call_soon_threadsafe(self._call_submitted)
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run ``coroutine`` as a task, which has its own copy of the context variables. For the loop's thread."""
-        task = self.loop.create_task(coroutine)
-        self._tasks.add(task)  # a loop keeps no task alive: one that nothing else refers to would be collected
-        task.add_done_callback(self._tasks.discard)
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called on the loop. Never waits. Any thread may call this."""
+        self.loop.call_soon_threadsafe(call)
 
     def run(self, make: Callable[[], Awaitable[T]]) -> T:
         """Await on the loop what ``make`` returns. Raises ``AttemptOver`` if the attempt ends meanwhile."""
@@ -98,9 +84,7 @@ class TaskLoop:
 
     def nudge_soon(self) -> None:
         """Have the task's thread look at what has ended, once for all that ends in this turn of the loop."""
-        if not self._nudging:
-            self._nudging = True
-            self.loop.call_soon(self._nudge)
+        self.loop.call_soon(self._channel.nudge)
 
     def close(self) -> None:
         """Cancel what runs, and end the loop. A coroutine that does not end is left behind, and named in the log."""
@@ -132,15 +116,6 @@ class TaskLoop:
     def _name_those_left(self, still: set[asyncio.Task[Any]]) -> None:
         for task in still:
             _log.error("task %s: a coroutine did not end when it was cancelled: %r", self._channel.key[0], task)
-
-    def _call_submitted(self) -> None:
-        self._woken = False
-        while self._submitted:
-            self._submitted.popleft()()
-
-    def _nudge(self) -> None:
-        self._nudging = False
-        self._channel.nudge()
 
     def _cancel_soon(self) -> None:
         """On any thread: the attempt is over, so nothing that is paid for may go on."""

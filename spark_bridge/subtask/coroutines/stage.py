@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import AsyncExitStack
+from contextvars import Context, copy_context
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -48,30 +49,28 @@ FAILED = "failed"
 """The counter of records without a result."""
 NO_OUTPUT: Any = object()
 END: Any = object()
+NO_EFFECTS: Any = ()
 _log = logging.getLogger(__name__)
 
 
-class _Record:
-    """An input: the record, and its encoded form if checkpoints hold it."""
+class _Record(Flight):
+    """A record on its way: its encoded form if checkpoints hold it, and what its coroutine has made of it.
 
-    __slots__ = ("encoded", "record")
+    The loop's thread writes that before the record is in ``_landed``, and the task's thread reads it afterwards.
+    """
+
+    __slots__ = ("effects", "encoded", "error", "record", "value")
 
     def __init__(self, record: Any, encoded: bytes | None) -> None:
+        self.begun = self.landed = False
         self.record = record
         self.encoded = encoded
+        self.value: Any = NO_OUTPUT
+        self.effects: Effects = NO_EFFECTS
+        self.error: BaseException | None = None  # one that fails the task
 
-
-class _Result:
-    """What has landed: a value with its effects, or a failure that ends the task."""
-
-    __slots__ = ("effects", "error", "value")
-
-    def __init__(self, value: Any, effects: Effects, error: BaseException | None = None) -> None:
-        self.value = value
-        self.effects = effects
-        self.error = error
-
-    def as_value(self) -> list[Any]:
+    def result(self) -> list[Any]:
+        """The result with its effects, as a checkpoint holds it."""
         has_output = self.value is not NO_OUTPUT
         return [has_output, self.value if has_output else None, self.effects]
 
@@ -86,15 +85,21 @@ class AsyncStage(SubtaskOperator):
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._flights: InFlight[_Record] = InFlight(settings.limit, ordered=settings.ordered)
-        self._landed: deque[tuple[Flight[_Record], _Result]] = deque()  # not yet known to ``_flights``
-        self._by_class = settings.is_class  # looked up once: it inspects the function (``async_records``)
-        self._operator = settings.call() if self._by_class else AsyncOperator()
+        self._landed: deque[_Record] = deque()  # not yet known to ``_flights``
+        by_class = settings.is_class
+        self._operator = settings.call() if by_class else AsyncOperator()
+        self._function: Callable[..., Awaitable[Any]] = self._operator.process_record if by_class else settings.call
         self._resources = AsyncExitStack()
         self._lifespan: tuple[Any, ...] = ()
         self._taken = 0  # how many records of this input are in flight or have left
         self._keeps = False  # whether checkpoints hold what is in flight
-        self._started = False
-        self._leaving: _Result | None = None  # one that is being given out
+        self._started = self._stopped = False
+        self._leaving: _Record | None = None  # one that is being given out
+        self._begun: deque[_Record] = deque()  # for the loop's thread, which has not yet seen them
+        self._workers: set[asyncio.Task[None]] = set()  # a loop keeps no task alive: it would be collected
+        self._resting: list[tuple[asyncio.Future[_Record | None], Context]] = []
+        self._variables = copy_context()  # those that each record finds: of the task's thread
+        self._until_turn = 0  # how many records workers may take before the loop takes its next turn
         self._gathered: list[Any] = []  # values that have left, and are not yet together in a batch
         self._loop: TaskLoop | None = None
         self._context: SubtaskContext[Any]
@@ -127,6 +132,7 @@ class AsyncStage(SubtaskOperator):
     async def _stop(self) -> None:
         """Cancel what is in flight, then release what it used."""
         assert self._loop is not None
+        self._stopped = True
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
@@ -156,13 +162,17 @@ class AsyncStage(SubtaskOperator):
             pass  # they have left, or are restored
         try:
             loop.run(self._start)
+            self._begin()
             while more or flights:
-                self._know_landed()
-                while flights.may_leave:
-                    yield from self._given_out(flights.leave(), failures)
+                if self._landed:
                     self._know_landed()
-                self._begin()
-                if more and (pull or flights.has_capacity):
+                leaving = flights.leave()
+                if leaving is not None:
+                    if leaving.effects or failures is not None:
+                        self._happen(leaving, failures)
+                    if leaving.value is not NO_OUTPUT:
+                        yield leaving.value
+                elif more and (pull or flights.has_capacity):
                     # Capacity first: a record that was taken without a place would be in no checkpoint.
                     record = next(records, END)
                     more, pull = record is not END, False
@@ -176,14 +186,23 @@ class AsyncStage(SubtaskOperator):
             loop.run(self._stop)
 
     def _take(self, record: Any) -> None:
-        self._flights.take(_Record(record, encode_entry(record) if self._keeps else None))
+        taken = _Record(record, encode_entry(record) if self._keeps else None)
         self._taken += 1
-        self._begin()
+        if self._flights.take(taken):
+            self._submit(taken)
 
     def _begin(self) -> None:
-        assert self._loop is not None
-        for flight in self._flights.begin():
-            self._loop.submit(partial(self._loop.start, self._fly(flight)))
+        for record in self._flights.begin():
+            self._submit(record)
+
+    def _submit(self, record: _Record) -> None:
+        """Have the coroutine of a record begun on the loop. The first one wakes it for all."""
+        if not self._begun:
+            self._variables = copy_context()
+        self._begun.append(record)
+        if len(self._begun) == 1:
+            assert self._loop is not None
+            self._loop.call_soon(self._set_to_work)
 
     def _something_landed(self) -> bool:
         return bool(self._landed)
@@ -191,90 +210,138 @@ class AsyncStage(SubtaskOperator):
     def _know_landed(self) -> None:
         """Take note of what has landed. Raises the error of a record that fails the task: nothing else is paid for."""
         while self._landed:
-            flight, result = self._landed.popleft()
-            if result.error is not None:
-                raise result.error
-            self._flights.land(flight, result)
+            record = self._landed.popleft()
+            if record.error is not None:
+                self._context._channel.check()  # whose end has cancelled it
+                raise record.error
+            self._flights.land(record)
+        if self._flights.waiting:
+            self._begin()
 
-    def _given_out(self, flight: Flight[_Record], failures: Any) -> Iterator[Any]:
-        """Let the effects of a result happen, and yield it. A snapshot while an event waits has what is left of it."""
-        result = self._leaving = flight.result
-        while result.effects:
-            self._happen(result.effects[0])
-            del result.effects[0]
-        if failures is not None and isinstance(result.value, Failed):
-            failed = result.value
+    def _happen(self, leaving: _Record, failures: Any) -> None:
+        """Let the effects of a result happen. A snapshot while an event waits has what is left of it."""
+        self._leaving = leaving
+        while leaving.effects:
+            match leaving.effects[0]:
+                case ["event", event]:
+                    self._context.send_event(event)
+                case ["count", name, by]:
+                    self._context.count(name, by)
+                case ["observe", name, value]:
+                    self._context.observe(name, value)
+            del leaving.effects[0]
+        if failures is not None and isinstance(leaving.value, Failed):
+            failed = leaving.value
             failures.write({"record": failed.record, "error": failed.error, "tries": failed.tries})
-            result.value = NO_OUTPUT
+            leaving.value = NO_OUTPUT
         self._leaving = None
-        if result.value is not NO_OUTPUT:
-            yield result.value
-
-    def _happen(self, effect: list[Any]) -> None:
-        match effect:
-            case ["event", event]:
-                self._context.send_event(event)
-            case ["count", name, by]:
-                self._context.count(name, by)
-            case ["observe", name, value]:
-                self._context.observe(name, value)
 
     # --- coroutines, on the loop ----------------------------------------------------------------------------------
 
-    async def _fly(self, flight: Flight[_Record]) -> None:
-        try:
-            result = await self._result_of(flight.input)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                raise  # by the end of the attempt, or of the task
-            result = _Result(NO_OUTPUT, [], error)  # whatever on_error says: an exit ends the task, and so does a
-            # function of the program that fails while it looks at a failure
-        self._landed.append((flight, result))
+    def _set_to_work(self) -> None:
+        """Give what has come to workers. While there is more that no worker has, this is called soon."""
         assert self._loop is not None
-        self._loop.nudge_soon()
-
-    async def _result_of(self, input: _Record) -> _Result:
-        settings, tries = self._settings, 0
-        while True:
-            tries += 1
-            context = RecordContext(self._context, partial(self._key, input), tries)
-            try:
-                if settings.timeout_s is None:  # asyncio's own context costs as much as a call: ``async_records``
-                    value = await self._call(context, input.record)
-                else:
-                    async with asyncio.timeout(settings.timeout_s):
-                        value = await self._call(context, input.record)
-            except Exception as error:
-                pause_s = settings.retry.pause_after(tries, error)
-                if pause_s is None:
-                    return self._failed(input.record, error, tries)
-                await asyncio.sleep(pause_s)
+        loop = self._loop.loop
+        self._until_turn = self._settings.limit
+        while self._begun:
+            record = self._begun.popleft()
+            while self._resting:
+                rest, variables = self._resting.pop()
+                if not rest.done():
+                    if _equal(variables, self._variables):
+                        rest.set_result(record)
+                        break
+                    rest.set_result(None)
             else:
-                return _Result(value, context.effects)
+                variables = self._variables.copy()
+                task = loop.create_task(self._work(record, variables), context=variables)
+                self._workers.add(task)
+                task.add_done_callback(self._workers.discard)
 
-    def _call(self, context: RecordContext, record: Any) -> Awaitable[Any]:
+    async def _work(self, record: _Record | None, variables: Context) -> None:
+        """Process a record, and then others, as long as they would find the same context variables in a new task.
+
+        A task for each record would cost more than all the rest (``async_records``).
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        assert self._loop is not None
+        begun, create_future = self._begun, self._loop.loop.create_future
+        while record is not None:
+            try:
+                try:
+                    record.value = await self._call(record, 1)
+                except Exception as error:
+                    await self._recover(record, error)
+            except BaseException as error:
+                record.error = error  # whatever on_error says: an exit ends the task, and so does a
+                # function of the program that fails while it looks at a failure
+            self._has_landed(record)
+            if task.cancelling():
+                return
+            if begun and self._until_turn and _equal(variables, self._variables):
+                self._until_turn -= 1
+                record = begun.popleft()
+                continue
+            rest = create_future()
+            self._resting.append((rest, variables))
+            try:
+                record = await rest
+            except asyncio.CancelledError as error:  # by somebody who meant an earlier record
+                if not rest.cancelled() and (record := rest.result()) is not None:
+                    record.error = error
+                    self._has_landed(record)
+                return
+
+    def _has_landed(self, record: _Record) -> None:
+        if record.error is not None and self._stopped:
+            return  # it was cancelled, and a checkpoint holds its input
+        self._landed.append(record)
+        if len(self._landed) == 1:  # otherwise the task's thread has not seen the one before, and will look
+            assert self._loop is not None
+            self._loop.nudge_soon()
+
+    def _call(self, record: _Record, tries: int) -> Awaitable[Any]:
         settings = self._settings
-        if self._by_class:
-            return self._operator.process_record(context, record)
-        given = (*self._lifespan, record)
-        awaitable: Awaitable[Any] = settings.call(context, *given) if settings.with_context else settings.call(*given)
-        return awaitable
+        if settings.with_context:
+            record.effects = []  # those of a try that failed do not happen
+            context = RecordContext(self._context, partial(self._key, record), tries, record.effects)
+            call = self._function(context, *self._lifespan, record.record)
+        else:
+            call = self._function(*self._lifespan, record.record)
+        return call if settings.timeout_s is None else _within(settings.timeout_s, call)
 
-    def _key(self, input: _Record) -> str:
+    async def _recover(self, record: _Record, error: Exception) -> None:
+        """After the first try has failed: try again, or take note of the failure."""
+        tries = 1
+        while (pause_s := self._settings.retry.pause_after(tries, error)) is not None:
+            await asyncio.sleep(pause_s)
+            tries += 1
+            try:
+                record.value = await self._call(record, tries)
+            except Exception as failure:
+                error = failure
+            else:
+                return
+        self._failed(record, error, tries)
+
+    def _key(self, record: _Record) -> str:
         if self._settings.key is not None:
-            return self._settings.key(input.record)
-        return content_key(self._settings.name, input.encoded or encode_entry(input.record))
+            return self._settings.key(record.record)
+        return content_key(self._settings.name, record.encoded or encode_entry(record.record))
 
-    def _failed(self, record: Any, error: Exception, tries: int) -> _Result:
+    def _failed(self, record: _Record, error: Exception, tries: int) -> None:
         # What each further record would meet, such as an exhausted budget, is not left out: one by
         # one, all of them would be lost quietly.
         if self._settings.on_error == "raise" or isinstance(error, NoRestart):
             if isinstance(error, TimeoutError) and not str(error) and self._settings.timeout_s is not None:
                 error = TimeoutError(f"no result within {self._settings.timeout_s:g} s, {tries} times")
-            error.add_note(f"in {self._settings.name}, for the record {show(record)}")
-            return _Result(NO_OUTPUT, [], error)
-        failed = Failed(record, describe(error), tries)
-        return _Result(NO_OUTPUT if self._settings.on_error == "skip" else failed, [["count", FAILED, 1]])
+            error.add_note(f"in {self._settings.name}, for the record {show(record.record)}")
+            record.error = error
+        else:
+            failed = Failed(record.record, describe(error), tries)
+            record.value = NO_OUTPUT if self._settings.on_error == "skip" else failed
+            record.effects = [["count", FAILED, 1]]
 
     # --- events, on the task's thread -----------------------------------------------------------------------------
 
@@ -288,11 +355,10 @@ class AsyncStage(SubtaskOperator):
         if not self._keeps:
             return b""
         self._know_landed()
-        results = [_Result(value, []) for value in self._gathered]
+        leaving = [[b"", [True, value, []]] for value in self._gathered]
         if self._leaving is not None:
-            results.append(self._leaving)
-        leaving = [[b"", result.as_value()] for result in results]
-        flights = [[one.encoded, result and result.as_value()] for one, result in self._flights.held()]
+            leaving.append([b"", self._leaving.result()])
+        flights = [[one.encoded, one.result() if one.landed else None] for one in self._flights.held]
         return _state_of(self._taken, [*leaving, *flights])
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
@@ -300,9 +366,16 @@ class AsyncStage(SubtaskOperator):
         return _state_of(0, (flight for state in states.values() if state for flight in _flights_of(state)))
 
 
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+async def _within(timeout_s: float, call: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await call
+
+
+def _equal(one: Context, other: Context) -> bool:
+    try:
+        return one == other
+    except Exception:  # of values that cannot be compared
+        return False
 
 
 def _state_of(taken: int, flights: Iterable[Any]) -> bytes:
@@ -314,9 +387,11 @@ def _flights_of(state: bytes) -> list[Any]:
     return flights
 
 
-def _restored(flight: Any) -> tuple[_Record, _Result | None]:
+def _restored(flight: Any) -> _Record:
     encoded, result = flight
-    if result is None:
-        return _Record(decode_entry(encoded), encoded), None
-    has_output, value, effects = result
-    return _Record(None, encoded), _Result(value if has_output else NO_OUTPUT, effects)
+    record = _Record(decode_entry(encoded) if result is None else None, encoded)
+    if result is not None:
+        record.landed = True
+        has_output, value, record.effects = result
+        record.value = value if has_output else NO_OUTPUT
+    return record

@@ -322,8 +322,73 @@ def test_each_record_has_its_own_context_variables(peer: Peer) -> None:  # H180:
         await asyncio.sleep(0)
         return f"{found}, then {_variable.get()}"
 
-    task, _ = run(peer, concurrently(call, limit=3), "abc")
-    assert peer.finish(task) == ["nothing, then a", "nothing, then b", "nothing, then c"]
+    task, _ = run(peer, concurrently(call, limit=3), "abcdefgh")
+    assert peer.finish(task) == [f"nothing, then {record}" for record in "abcdefgh"]
+
+
+def test_a_record_finds_the_context_variables_of_the_tasks_thread(peer: Peer) -> None:  # H180
+    async def call(record: str) -> str:
+        return _variable.get()
+
+    def records() -> Iterator[str]:
+        for record in "abc":
+            _variable.set(f"set for {record}")
+            yield record
+
+    task, _ = run(peer, concurrently(call, limit=1), records())
+    assert peer.finish(task) == ["set for a", "set for b", "set for c"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_record_that_the_program_cancels_fails_the_task(peer: Peer, late: bool) -> None:  # H180: and is not lost
+    """Late: what it cancels has landed, and its task of asyncio may have the next record."""
+    service, tasks = Service(), list[asyncio.Task[Any]]()
+
+    async def call(record: str) -> Any:
+        tasks.append(asyncio.current_task())  # type: ignore[arg-type]
+        return await service.call(record)
+
+    task, connection = run(peer, concurrently(call, limit=1), "ab")
+    _, answer = service.next()
+    if late:
+        answer("A")
+        service.next()
+    service.loop.call_soon_threadsafe(tasks[0].cancel)
+    finished = connection.finish()
+    assert isinstance(task.error(), asyncio.CancelledError)
+    assert "CancelledError" in finished.failure
+
+
+def test_records_in_flight_are_in_the_final_state_of_an_abandoned_task(peer: Peer) -> None:  # H180
+    service = Service()
+    task, connection = peer.run(
+        stage(concurrently(service.call, limit=2, ordered=False)), "abc", limit=1, mode=RestoreMode.STREAMING
+    )
+    calls = dict(service.next() for _ in range(2))
+    calls["a"]("A")
+    finished = connection.finish()
+    assert task.outputs() == ["A"]
+    assert (finished.failure, [record for record, _ in flights(finished.state)]) == ("", ["b"])
+
+
+def test_calls_that_never_wait_let_others_go_on(peer: Peer) -> None:
+    others = threading.Event()
+
+    async def call(record: int) -> int:
+        if not record:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            others.set()
+        return record
+
+    def records() -> Iterator[int]:
+        for record in range(10_000_000):
+            if others.is_set():
+                return
+            yield record
+
+    task, _ = run(peer, concurrently(call, limit=10, ordered=False), records())
+    assert 0 in peer.finish(task)
 
 
 def test_a_coroutine_finds_the_parts_of_the_task_it_runs_in(peer: Peer) -> None:  # H180: not those of a neighbour
