@@ -50,6 +50,8 @@ def _freeze(value: Any, but: frozenset[str], met: dict[int, int]) -> Hashable:
     if isinstance(value, tuple | list | deque):
         return (type(value), *[_freeze(item, but, met) for item in value])
     if isinstance(value, dict):
+        if not isinstance(next(iter(value), None), (*PLAIN, tuple)):  # objects, in the order in which they were put in
+            return (dict, *[(_freeze(key, but, met), _freeze(value[key], but, met)) for key in value])
         return (dict, *[(key, _freeze(value[key], but, met)) for key in sorted(value)])
     if isinstance(value, set | frozenset):
         return (set, frozenset(value))
@@ -86,7 +88,7 @@ def _clone(value: Any, met: dict[int, Any]) -> Any:
     if isinstance(value, list | deque):
         copy = met[id(value)] = type(value)(_clone(item, met) for item in value)
     elif isinstance(value, dict):
-        copy = met[id(value)] = {key: _clone(item, met) for key, item in value.items()}
+        copy = met[id(value)] = {_clone(key, met): _clone(item, met) for key, item in value.items()}
     elif isinstance(value, set):
         copy = met[id(value)] = set(value)
     else:

@@ -55,6 +55,17 @@ class SubtaskFacts(NamedTuple):
     leaves: bool = False
 
 
+class RecordFlight(Flight):
+    """A record in flight."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: int, landed: bool = False) -> None:
+        super().__init__()
+        self.record = record
+        self.landed = landed
+
+
 class SubtaskEnd:
     """See the module. The operator counts the events that it has sent and received over its subtask's history.
 
@@ -77,8 +88,8 @@ class SubtaskEnd:
         self.to_send, self.to_receive = to_exchange
         self.parts, self.permits = 1, 0  # of the scope
         self.limit, self.ordered = 0, False  # of the scope
-        self.stage: InFlight[int] | None = None
-        self.open_calls: list[Flight[int]] = []
+        self.stage: InFlight[RecordFlight] | None = None
+        self.open_calls: list[RecordFlight] = []
         self.taken = 0
         self.left: tuple[int, ...] = ()
         self.known: frozenset[int] = frozenset()
@@ -254,8 +265,8 @@ class SubtaskEnd:
     def _restore_flights(self, state: bytes = b"0,,") -> None:
         taken, left, flights = state.decode().split(",")
         self.taken, self.left = int(taken), tuple(map(int, left.split(".") if left else ()))
-        held = [(int(one.strip("*")), "known" if "*" in one else None) for one in flights.split(".") if one]
-        self.known = frozenset([*self.left, *(record for record, result in held if result is not None)])
+        held = [RecordFlight(int(one.strip("*")), "*" in one) for one in flights.split(".") if one]
+        self.known = frozenset([*self.left, *(one.record for one in held if one.landed)])
         if self.stage is not None:
             self.stage.restore(held)
 
@@ -264,14 +275,18 @@ class SubtaskEnd:
         assert stage is not None
         match message:
             case v.TakeRecord():
-                stage.take(self.taken)
+                flight = RecordFlight(self.taken)
                 self.taken += 1
+                if stage.take(flight):
+                    self._called(flight)
             case v.EndCall(place):
                 flight = self.open_calls.pop(place)
-                self.known |= {flight.input}
-                stage.land(flight, "known")
+                self.known |= {flight.record}
+                stage.land(flight)
             case v.LeaveResult():
-                record, name = stage.leave().input, f"task {self.task}, record"
+                leaving = stage.leave()
+                assert leaving is not None
+                record, name = leaving.record, f"task {self.task}, record"
                 expected = len(self.left) if self.ordered else record
                 v.demand(record == expected, "H181", f"{name} {record} leaves after {self.left}")
                 v.demand(record in self.known and record not in self.left, "H180", f"{name} {record} leaves twice")
@@ -283,10 +298,13 @@ class SubtaskEnd:
         if self.stage is None:
             return
         for flight in self.stage.begin():
-            v.demand(flight.input not in self.known, "H180", f"task {self.task} calls for {flight.input} again")
-            self.open_calls.append(flight)
+            self._called(flight)
         v.demand(len(self.open_calls) <= self.limit, "H181", f"task {self.task} has {len(self.open_calls)} calls open")
         self.stage.check_invariants()
+
+    def _called(self, flight: RecordFlight) -> None:
+        v.demand(flight.record not in self.known, "H180", f"task {self.task} calls for {flight.record} again")
+        self.open_calls.append(flight)
 
     def _send(self, out: list[v.Output]) -> None:
         payload, part = event_up(self.subtask, self.sent), self.sent % self.parts
@@ -352,10 +370,10 @@ class SubtaskEnd:
         counts = b"%d:%d:%d:%d:%d" % (self.task, self.sent, self.received, self.got, self.input)
         if self.stage is None:
             return counts
-        held = list(self.stage.held())
-        whole = sorted([*self.left, *(record for record, _ in held)]) == list(range(self.taken))
-        v.demand(whole, "H180", f"task {self.task} took {self.taken} records, has {held} in flight, {self.left} left")
-        left, flights = map(str, self.left), [f"{record}{'*' * (result is not None)}" for record, result in held]
+        held = self.stage.held
+        whole = sorted([*self.left, *(one.record for one in held)]) == list(range(self.taken))
+        v.demand(whole, "H180", f"task {self.task} took {self.taken} records, has {list(held)} in flight, {self.left} left")
+        left, flights = map(str, self.left), [f"{one.record}{'*' * one.landed}" for one in held]
         return counts + f":{self.taken},{'.'.join(left)},{'.'.join(flights)}".encode()
 
     def _handle_mail(self) -> None:
@@ -476,7 +494,7 @@ class SubtaskEnd:
             and has_capacity(machine, self.parts),
             calls and self.taken < self.to_send and self._may_take(),
             len(self.open_calls) if calls else 0,
-            stage is not None and stage.may_leave and may_send,
+            may_send and stage is not None and bool(stage._leaving) and stage._leaving[0].landed,
         )
 
     def _may_take(self) -> bool:

@@ -72,8 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     servers = Servers()
     try:
         on_spark = partial(real, paid=options.paid or None)
-        kinds = {"simulated": [simulated], "real": [on_spark], "both": [simulated, on_spark]}[options.kind]
-        right = [kind(servers, options.runs, first) for kind in kinds]
+        kinds: dict[str, list[Callable[[Servers, int, int], bool]]]
+        kinds = {"simulated": [simulated], "real": [on_spark], "both": [simulated, on_spark]}
+        right = [kind(servers, options.runs, first) for kind in kinds[options.kind]]
     finally:
         servers.close()
     return 0 if all(right) else 1

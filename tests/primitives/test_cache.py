@@ -281,9 +281,10 @@ async def test_what_make_must_not_do_is_an_error_and_keeps_nobody_waiting() -> N
             cache.get("a", lambda: cache.get("a", lambda: "inner"))
         with pytest.raises(EventEncodeError, match="what make returned"):
             cache.get("a", object)
-        for ask in (cache.get, cache.get_async):
+        asks: list[Any] = [cache.get, cache.get_async]
+        for ask in asks:
             with pytest.raises(TypeError, match=r"make must be a function without arguments, .*, not 'value'$"):
-                ask("a", "value")  # type: ignore[operator]
+                ask("a", "value")
         with pytest.raises(TypeError, match=r"make must be a function without arguments, (?!.*in a coroutine)"):
             cache.get_async("a", of_a_record)  # type: ignore[arg-type, unused-coroutine]
         yield cache.get("a", lambda: cache.get("b", lambda: "of b") + " in a")

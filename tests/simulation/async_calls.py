@@ -372,8 +372,8 @@ class CallsLoop(TaskLoop):
     def _begin(self) -> None:
         """The world runs it."""
 
-    def submit(self, call: Callable[[], object]) -> None:
-        super().submit(call)
+    def call_soon(self, call: Callable[[], object]) -> None:
+        super().call_soon(call)
         self.loop.run_until_idle()
 
     def run(self, make: Callable[[], Awaitable[T]]) -> T:
