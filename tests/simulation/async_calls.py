@@ -11,6 +11,7 @@ What is checked of it, in each snapshot and in each task that ends well (H180, H
 
   - a record that was taken has left, or is in flight, and never both,
   - the event and the count of a result happen once, or are still with the result,
+  - each result that is known and has not left is in the snapshot,
   - no call is made for a record whose result the restored checkpoint has, or twice by one attempt,
   - no more calls are open than the limit allows, and no more records are in flight; but a barrier that can only be met
     before the plain function lets that pass on its next outputs,
@@ -289,6 +290,8 @@ class TaskStagesWithCalls(TaskStages):
         expected = [name for key in self.keys for name in self.expected(key)]
         text = f"H180: {which} with {left} out, {flights} in flight, of {expected}"
         demand(Counter([*left, *(name for name, _ in flights)]) == Counter(expected), text)
+        unheld = [name for name, effects in flights if effects is None and name in self.calls.done]
+        demand(not unheld, f"{text}: the results of {unheld} are known, and not in it")
         for kind, names in (("event", self.calls.happened), ("count", self.calls.counted)):
             known = [*left, *(name for name, effects in flights if effects is not None)]
             there = [
