@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import CheckpointConfig, FixedDelay, Sidecar, SidecarConfig
+from headgate import (
+    CheckpointConfig,
+    FixedDelay,
+    Retry,
+    Sidecar,
+    SidecarConfig,
+    SourceCoordinator,
+    SplitReader,
+    StaticSplitEnumerator,
+    chain,
+    concurrently,
+)
 from headgate.errors import RestartsExhausted
 from headgate.sinks import (
     DeltaSink,
@@ -198,6 +210,61 @@ def test_a_timestamp_of_spark_is_the_same_instant_in_a_table_whatever_the_zone_o
         sidecar.run(rows.collect, input_id="the instant")
     instant = datetime(2026, 7, 1, 16, tzinfo=UTC)
     assert DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist() == [{"at": instant, "more": [instant]}]
+
+
+class Numbers(SplitReader):
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[int, int]]:
+        for number in range(split if position is None else position, split + 100):
+            yield number + 1, number
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ordered", [True, False])
+def test_rows_that_fail_reach_their_sink_once_with_the_reason_although_tasks_are_killed(
+    here: Jobs, tmp_path: Path, ordered: bool
+) -> None:  # H180
+    """The sink of failures is beside the chain, and is cut with it."""
+    import pyarrow
+    from deltalake import DeltaTable
+
+    schemas = {
+        "located": pyarrow.schema([("number", pyarrow.int64())]),
+        "failed": pyarrow.schema(
+            [("record", pyarrow.int64()), ("error", pyarrow.string()), ("tries", pyarrow.int64())]
+        ),
+    }
+    sinks = {name: DeltaSink(str(tmp_path / name), schema) for name, schema in schemas.items()}
+
+    async def locate(number: int) -> dict[str, int]:
+        await asyncio.sleep(0.01 * (number % 5))
+        if number % 100 in (40, 70):
+            marker = tmp_path / f"died at {number}"
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        if number % 3 == 0:
+            raise ConnectionError(f"nobody lives at {number}")
+        return {"number": number}
+
+    stage = concurrently(
+        locate, limit=10, ordered=ordered, retry=Retry(2, pause_s=0.01), on_error=sinks["failed"], timeout_s=60.0
+    )
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator([0, 100, 200], state))
+    stages = chain(read=(source, Numbers), locate=stage, write=sinks["located"])
+    with Sidecar(here.spark) as sidecar:
+        job = sidecar.coordinate("located", stages, parallelism=2, mode="streaming", checkpoint=OFTEN)
+        job.run()
+        counted = job.counters()["failed"]
+    rows = {name: DeltaTable(tmp_path / name).to_pyarrow_table().to_pylist() for name in schemas}
+    failed = [number for number in range(300) if number % 3 == 0]
+    assert sorted(row["number"] for row in rows["located"]) == sorted({*range(300)} - {*failed})
+    assert sorted(row["record"] for row in rows["failed"]) == failed
+    assert {row["error"] for row in rows["failed"]} == {
+        f"ConnectionError: nobody lives at {number}" for number in failed
+    }
+    assert {row["tries"] for row in rows["failed"]} == {2}
+    assert counted == len(failed)
+    assert len([*tmp_path.glob("died at *")]) == 6
 
 
 def test_a_commit_that_can_never_succeed_ends_the_action_with_its_reason(here: Jobs, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ The server has two executors in separate JVMs, whose Python has neither Headgate
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -20,7 +21,16 @@ from typing import Any
 import pyspark
 import pytest
 
-from headgate import Addresses, CheckpointConfig, CheckpointFile, FixedDelay, Sidecar, SidecarConfig, chain
+from headgate import (
+    Addresses,
+    CheckpointConfig,
+    CheckpointFile,
+    FixedDelay,
+    Sidecar,
+    SidecarConfig,
+    chain,
+    concurrently,
+)
 from headgate.sinks import FileSink
 from tests.spark.cluster import parent
 from tests.spark.connect.conftest import WAIT_S
@@ -200,6 +210,36 @@ def test_the_primitives_and_a_shuffle_in_one_job(server: ConnectServer) -> None:
 
         assert (total["rank"], total["sum(done)"], total["count(1)"]) == (1, 3 * sum(range(20)), 20)
         assert job.counters() == {"items": 20}
+    session.stop()
+
+
+def test_a_budget_and_a_cache_serve_the_coroutines_of_a_client(server: ConnectServer) -> None:
+    """H182 H183: each question is asked and paid for once, in the tasks of a server."""
+    import pyarrow
+
+    session = server.session()
+    with Sidecar(session) as sidecar:
+        cache, budget = sidecar.cache("answers"), sidecar.budget("usd", 1.0)
+        job = sidecar.coordinate("paid", parallelism=2, uses=[cache, budget])
+
+        async def pay(question: int) -> int:
+            async with budget.reserve(0.02) as spent:
+                await asyncio.sleep(0.01)
+                spent.settle(0.01)
+            return question * question
+
+        async def ask(row: dict[str, Any]) -> dict[str, Any]:
+            question = row["id"] % 10
+            answer = await cache.get_async(question, lambda: pay(question))
+            return {"id": row["id"], "answer": answer}
+
+        schema = pyarrow.schema([("id", pyarrow.int64()), ("answer", pyarrow.int64())])
+        stage = concurrently(ask, limit=20, rows=True, schema=schema)
+        rows = session.range(0, 200, 1, 2).mapInArrow(job.subtask(stage), "id long, answer long")
+        answers = {row.id: row.answer for row in sidecar.run(rows.collect)}
+        assert answers == {number: (number % 10) ** 2 for number in range(200)}
+        assert float(budget.spent) == pytest.approx(0.1)
+        assert cache.figures()["entries"] == 10
     session.stop()
 
 

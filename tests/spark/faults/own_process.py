@@ -107,6 +107,7 @@ async def with_parts(sidecar: SidecarRuntime) -> None:
     rules = sidecar.shared("rules", {"factor": 1})
     permits = sidecar.permits("service", per_s=10_000, burst=50, concurrency=2)
     await sidecar.coordinate("crawl", parallelism=2, uses=[queue, permits, rules])
+    await sidecar.coordinate("paid", parallelism=2, uses=[sidecar.cache("answers"), sidecar.budget("usd", 1.0)])
     await sidecar.coordinate("train", parallelism=2, uses=[sidecar.group("workers", 2)])
     numbers = chain(double=doubled, negate=negated)
     await sidecar.coordinate("chained", numbers, parallelism=2, uses=[sidecar.shared("rules", {"factor": 3})])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import Group, Permits, SharedValue, SubtaskContext, WorkQueue
+from headgate import Group, Permits, SharedValue, SubtaskContext, WorkQueue, concurrently
 from headgate.errors import PeerLost
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.chain import chain
@@ -75,6 +76,34 @@ def test_parts_of_another_process_work_and_count_once_though_a_worker_is_killed(
         assert (tmp_path / "killed").exists()
         assert job.counters()["pages"] == PAGES
         assert job.statistics()["splits_done"] == PAGES
+
+
+def test_a_budget_and_a_cache_of_another_process_serve_coroutines_though_a_worker_is_killed(
+    spark: SparkSession, program: NewProgram, tmp_path: Path
+) -> None:
+    """H182 H183: what the lost attempt had reserved stays spent, and what it had answered is known."""
+    with attach(spark, program("with_parts")) as sidecar:
+        job = sidecar.operator("paid")
+        cache, budget = job.part("answers"), job.part("usd")
+
+        async def pay(context: Any, question: int) -> int:
+            async with budget.reserve(0.02) as spent:
+                context.count("paid")
+                await asyncio.sleep(0.01)
+                if question == 7:
+                    kill_once(tmp_path / "killed")
+                spent.settle(0.01)
+            return question * question
+
+        async def ask(context: Any, number: int) -> int:
+            answer: int = await cache.get_async(number % 10, lambda: pay(context, number % 10))
+            return answer
+
+        answers = job.run(concurrently(ask, limit=3), range(200))
+        assert answers == [(number % 10) ** 2 for number in range(200)]
+        assert (tmp_path / "killed").exists()
+        paid: Any = job.counters()["paid"]
+        assert paid <= 10, "some of the answers are those of the lost attempt"
 
 
 def test_parts_are_made_again_with_a_sidecar_that_is_started_again(
