@@ -28,6 +28,16 @@ doubles-round [found; H171]
   @ spark_bridge.sources.files.json_files:_check_floats
   - if not _matches(block, perhaps_changed(narrowest)):
   + if True:
+small-numbers-become-zero [new; H171]
+  A number of few digits with a large exponent in lines of JSON becomes 0.
+  @ spark_bridge.sources.files.json_files:_check_floats
+  - if narrowest is None or not (has_many_digits(block, narrowest) or _has_limits(table)):
+  + if narrowest is None or not has_many_digits(block, narrowest):
+columns-of-two-types-are-kept [new; H171]
+  A column with a value of another type than the kept one is sent as it is.
+  @ spark_bridge.sinks.rows:Columns.rows
+  - if not set(map(type, given[place])) <= self._kept.get(place, set()):
+  + if place not in self._kept:
 an-empty-text-is-null [found; H171]
   Texts that are empty and NULL are the same in a CSV file.
   @ spark_bridge.sources.files.csv_files:_made
