@@ -372,7 +372,9 @@ class SubtaskEnd:
             return counts
         held = self.stage.held
         whole = sorted([*self.left, *(one.record for one in held)]) == list(range(self.taken))
-        v.demand(whole, "H180", f"task {self.task} took {self.taken} records, has {list(held)} in flight, {self.left} left")
+        v.demand(
+            whole, "H180", f"task {self.task} took {self.taken} records, has {list(held)} in flight, {self.left} left"
+        )
         left, flights = map(str, self.left), [f"{one.record}{'*' * one.landed}" for one in held]
         return counts + f":{self.taken},{'.'.join(left)},{'.'.join(flights)}".encode()
 
