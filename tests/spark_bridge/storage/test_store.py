@@ -34,6 +34,8 @@ def test_a_new_application_reads_the_newest_one(any_url: str) -> None:  # H52
     restored = a_prepared_storage(any_url)
     assert restored.latest("words") == a_checkpoint(ids[-1])
     assert restored.read("words", ids[0]) == a_checkpoint(ids[0])
+    with pytest.raises(StorageError, match=f"there is no checkpoint {ids[-1] + 1} of 'words'"):
+        restored.read("words", ids[-1] + 1)
 
 
 def test_an_empty_storage_has_no_latest_one(any_url: str) -> None:
