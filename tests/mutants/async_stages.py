@@ -28,7 +28,7 @@ results-lose-their-effects [found; H180]
   ~ self.effects] => []]
 checkpoints-hold-inputs-alone [found; H180]
   A result that a checkpoint could hold is computed again.
-  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._state
   ~ one.result() if one.landed else None => None
 effects-happen-again [new; H180]
   An event of a result that is leaving is sent, and is in the next checkpoint all the same.
@@ -37,7 +37,7 @@ effects-happen-again [new; H180]
   + leaving.effects.append(leaving.effects[0]); self._context.send_event(event); leaving.effects.pop()
 what-is-leaving-is-in-no-checkpoint [new; H180]
   A checkpoint that is taken while an event waits for capacity loses the result.
-  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._state
   F if self._leaving is not None:
 a-plain-function-before-it-aborts-checkpoints [found; H180]
   A checkpoint that can be taken only upstream of an async stage is declined while its limit is reached.
@@ -119,7 +119,7 @@ coroutines-are-collected [found; H180]
   - self._workers.add(task)
 results-that-wait-for-their-batch-are-lost [found; H180]
   A checkpoint is taken while results wait for the rest of their batch, and has none of them.
-  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._state
   ~ for value in self._gathered => for value in ()
 items-are-finished-before-their-results-leave [new; H100 H180]
   An item of a work queue is finished when its coroutine begins, so the work ends while it may still add some.
