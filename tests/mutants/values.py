@@ -131,8 +131,8 @@ keys-in-two-cases [found; H171]
 idle-transactions-end [found; H170]
   The server ends the transaction of a task that waits for its next row.
   @ spark_bridge.sinks.postgres.task:PostgresWriter._begin
-  - 'idle_in_transaction_session_timeout', 'transaction_timeout'
-  + 'transaction_timeout'
+  - ('idle_in_transaction_session_timeout'),
+  + ('transaction_timeout'),
 statements-stay-prepared [found; H170]
   A statement that psycopg has prepared is missing in the next session of a pooler.
   @ spark_bridge.common.conninfo:connect
