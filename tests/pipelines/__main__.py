@@ -12,13 +12,15 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import SystemRandom
 
 from tests.pipelines.pairs import PAIRS, Outcome, Servers
 from tests.pipelines.real.soak import draw, play
 from tests.pipelines.soak import soak_once
+
+Kind = Callable[[Servers, int, int], bool]
 
 
 def simulated(servers: Servers, runs: int, first: int) -> bool:
@@ -71,9 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"replay with --seed {first}; one run with --runs 1 --seed and its own seed", flush=True)
     servers = Servers()
     try:
-        on_spark = partial(real, paid=options.paid or None)
-        kinds = {"simulated": [simulated], "real": [on_spark], "both": [simulated, on_spark]}[options.kind]
-        right = [kind(servers, options.runs, first) for kind in kinds]
+        on_spark: Kind = partial(real, paid=options.paid or None)
+        kinds: dict[str, list[Kind]] = {"simulated": [simulated], "real": [on_spark], "both": [simulated, on_spark]}
+        right = [kind(servers, options.runs, first) for kind in kinds[options.kind]]
     finally:
         servers.close()
     return 0 if all(right) else 1
