@@ -20,6 +20,8 @@ from tests.pipelines.pairs import PAIRS, Outcome, Servers
 from tests.pipelines.real.soak import draw, play
 from tests.pipelines.soak import soak_once
 
+Kind = Callable[[Servers, int, int], bool]
+
 
 def simulated(servers: Servers, runs: int, first: int) -> bool:
     """Return whether all runs were right."""
@@ -71,9 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"replay with --seed {first}; one run with --runs 1 --seed and its own seed", flush=True)
     servers = Servers()
     try:
-        on_spark = partial(real, paid=options.paid or None)
-        kinds: dict[str, list[Callable[[Servers, int, int], bool]]]
-        kinds = {"simulated": [simulated], "real": [on_spark], "both": [simulated, on_spark]}
+        on_spark: Kind = partial(real, paid=options.paid or None)
+        kinds: dict[str, list[Kind]] = {"simulated": [simulated], "real": [on_spark], "both": [simulated, on_spark]}
         right = [kind(servers, options.runs, first) for kind in kinds[options.kind]]
     finally:
         servers.close()

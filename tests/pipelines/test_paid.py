@@ -79,7 +79,7 @@ def test_the_judge_of_a_paid_service_counts_each_violation(
     assert judged(tmp_path, planted) == wrong
 
 
-def test_the_use_of_the_limit_is_measured_without_the_burst(tmp_path: Path) -> None:
+def test_the_use_of_the_limit_counts_the_burst_as_permitted(tmp_path: Path) -> None:
     calls = PaidCalls(str(tmp_path), port=0, ordered=True, per_s=10)
     burst = [f"0 0 0 {100.0}"] * 20
     steady = [f"0 0 0 {100.0 + 0.1 * number}" for number in range(100)]
@@ -87,4 +87,5 @@ def test_the_use_of_the_limit_is_measured_without_the_burst(tmp_path: Path) -> N
     used = calls.used(99.0)
     assert used is not None
     assert 0.99 < used < 1.01
+    assert calls.used(100.0) == pytest.approx(99 / (20 + 98), abs=0.01)
     assert calls.used(109.0) is None

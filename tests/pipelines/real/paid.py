@@ -143,10 +143,12 @@ class PaidCalls:
         note(self.file("raised"), time.time())
 
     def used(self, since: float) -> float | None:
-        """How much of the limit was used after ``since``, when nothing was in the way any more; None: unknown."""
+        """How much of the limit was used at least after ``since``, when no fault came any more; None: unknown."""
         since = max([since, *(float(at) for at, _, kind, *_ in self.notes("cuts") if kind in ("ready", "lost"))])
-        times = [at for at in sorted(float(at) for *_, at in self.notes("calls")) if at > since][BURST:]
-        return len(times[1:]) / (times[-1] - times[0]) / self.per_s if len(times) >= STEADY_CALLS else None
+        times = [at for at in sorted(float(at) for *_, at in self.notes("calls")) if at > since]
+        if len(times) < STEADY_CALLS:
+            return None
+        return len(times) / (BURST + self.per_s * (times[-1] - times[0]))
 
     def wrong(self) -> Counter[str]:
         """What the notes say against the promises."""
