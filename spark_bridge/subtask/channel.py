@@ -525,7 +525,10 @@ class SubtaskChannel:
             try:
                 while not self.mailbox and not ready():
                     self.check()
-                    self._wait_for_news(None)
+                    if self._own_reads.active:  # what is awaited seldom comes from the socket: do not poll it
+                        self._own_reads.active = False
+                        self.waker.wake()
+                    self._await_change(None)
                 self.check()
             finally:
                 self._parked = False

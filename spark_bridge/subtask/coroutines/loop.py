@@ -5,8 +5,7 @@
 They must not run on the I/O thread, because one that computes would delay confirmations and heartbeats; nor on the
 task's own, because a call that waits there for the next record would make every other call miss its time.
 
-Wake-ups are coalesced in both directions: what is submitted in a row wakes the loop once, and what ends in one turn of
-the loop wakes the task's thread once.
+What ends in one turn of the loop wakes the task's thread once.
 """
 
 from __future__ import annotations
@@ -60,10 +59,6 @@ class TaskLoop:
         name = f"headgate-loop-{self._channel.key[0]}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    def call_soon(self, call: Callable[[], object]) -> None:
-        """Have ``call`` called on the loop. Never waits. Any thread may call this."""
-        self.loop.call_soon_threadsafe(call)
 
     def run(self, make: Callable[[], Awaitable[T]]) -> T:
         """Await on the loop what ``make`` returns. Raises ``AttemptOver`` if the attempt ends meanwhile."""

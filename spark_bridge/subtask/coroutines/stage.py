@@ -225,7 +225,7 @@ class AsyncStage(SubtaskOperator):
         self._begun.append(record)
         if len(self._begun) == 1:
             assert self._loop is not None
-            self._loop.call_soon(self._set_to_work)
+            self._loop.loop.call_soon_threadsafe(self._set_to_work)
 
     def _something_landed(self) -> bool:
         return bool(self._landed)
