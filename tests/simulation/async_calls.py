@@ -220,7 +220,7 @@ class TaskStagesWithCalls(TaskStages):
         self.plain = process.application.settings.behind_plain
         self.kinds = (Reading, Doubling, AsyncCalls) if self.plain else (Reading, AsyncCalls, Gathering)
         super().__init__(process)
-        self.loop = SimulatedLoop(lambda: process.world.now)  # type: ignore[abstract]  # there is no I/O
+        self.loop = _LoopOfCalls(lambda: process.world.now)  # type: ignore[abstract]  # there is no I/O
         self.at_end: list[Callable[[], None]] = []
         self.thread: SimulatedThread | None = None  # the task's, in the middle of an output
         self.ready: Callable[[], bool] = lambda: True  # what it waits for there
@@ -366,6 +366,17 @@ class ChannelForCalls(TaskChannel):
         return CallsLoop(channel, self._calls.loop)
 
 
+class _LoopOfCalls(SimulatedLoop):
+    """What another thread has it call, it calls at that moment."""
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = self.call_soon(callback, *args, context=context)
+        self.run_until_idle()
+        return handle
+
+
 class CallsLoop(TaskLoop):
     """The product's loop without its thread. It ends when the task is closed."""
 
@@ -374,10 +385,6 @@ class CallsLoop(TaskLoop):
 
     def _begin(self) -> None:
         """The world runs it."""
-
-    def call_soon(self, call: Callable[[], object]) -> None:
-        super().call_soon(call)
-        self.loop.run_until_idle()
 
     def run(self, make: Callable[[], Awaitable[T]]) -> T:
         async def run() -> T:
