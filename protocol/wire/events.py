@@ -433,7 +433,7 @@ def _remedy(value: Any) -> str:
         return (
             f"which is not registered{also}: write @headgate.event above the class, or convert it to a dict or a list"
         )
-    if isinstance(value, Awaitable):
+    if issubclass(type(value), Awaitable):  # a value may lie when it is asked for its class
         return "which an event cannot have: await it first, and use its result"
     return (
         "which an event cannot have: convert it to a plain value, a list or a dict, or to an instance of a dataclass "

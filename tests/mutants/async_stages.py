@@ -66,24 +66,24 @@ results-that-have-not-left-take-no-place [new; H181]
 restored-results-are-computed-again [new; H180]
   A result that the restored checkpoint has is paid for again.
   @ protocol.in_flight:InFlight.restore
-  T if result is None:
+  T if not flight.landed:
 inputs-beyond-the-limit-are-in-no-checkpoint [new; H180]
   A checkpoint loses the record that was taken so that its barrier could be met upstream.
   @ protocol.in_flight:InFlight.held
-  ~ self._flights.values()) => self._flights.values() if flight.begun or flight.result is not None)
+  ~ return self._flights => return [flight for flight in self._flights if flight.begun or flight.landed]
 records-are-encoded-when-the-checkpoint-comes [found; H180]
   A checkpoint has a record as its coroutine has changed it meanwhile.
-  @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
-  ~ [one.encoded, result and => [one.encoded if one.record is None else encode_entry(one.record), result and
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._state
+  ~ [one.encoded, one.result() => [one.encoded if one.record is None else encode_entry(one.record), one.result()
 keys-are-those-of-the-subtask [found; H180]
   The idempotency key of a record depends on the task that has it, so a call that begins again has another one.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._key
-  ~ return content_key(self._settings.name, input.encoded or encode_entry(input.record)) => \
+  ~ return content_key(self._settings.name, record.encoded or encode_entry(record.record)) => \
 return f"{self._context.subtask}-{self._taken}"
 coroutines-stop-their-loop [found; H9]
   A blocking call in a coroutine stops all others, instead of being refused.
   @ spark_bridge.subtask.context:refuse_on_loop
-  F if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:
+  F if runs_on_loop():
 awaited-request-keeps-its-place [found; H85]
   A request that a coroutine has given up keeps its place in the window.
   @ spark_bridge.subtask.channel:SubtaskChannel.abandon
@@ -137,11 +137,11 @@ restored-results-finish-no-item [new; H100]
 results-that-no-checkpoint-can-hold-are-kept [found; H180]
   A result that cannot be encoded fails the next checkpoint, and not the call that made it.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._know_landed
-  F if self._keeps and type(result.value) not in self._held_types:
+  F if self._keeps and type(record.value) not in self._held_types:
 checkpoints-do-not-name-what-they-cannot-hold [new; H180]
   A checkpoint that cannot hold a result says not which.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.snapshot_state
-  F if result is not None:
+  F if one.landed:
 retries-are-left-to-chance [found; H180]
   A history of retries is another one in each run, whatever its seed.
   @ spark_bridge.subtask.coroutines.retry:Retry.pause_after
