@@ -143,6 +143,27 @@ async def test_a_task_that_fails_because_the_budget_is_exhausted_fails_the_job_w
     assert budget.spent == 0.8
 
 
+async def test_a_refused_task_fails_the_job_with_that_although_another_one_has_failed_before() -> None:
+    budget = Budget("usd", 1.0)
+
+    def call(context: SubtaskContext, records: Iterator[Any]) -> Iterator[str]:
+        try:
+            with budget.reserve(2.0):
+                yield "never"
+        except BudgetExhausted:
+            context.sleep(1.0)
+            if context.subtask == 0:
+                raise ValueError("of the first task") from None
+            context.sleep(10.0)
+            raise
+
+    async with running_operator(parallelism=2, uses=[budget], attempts_max=3) as world:
+        tasks = [await world.launch_operator(subtask, call, []) for subtask in range(2)]
+        await until_done(world, tasks, or_failed=True)
+        await world.settle()
+        assert [type(one) for one in world.failures] == [BudgetExhausted]
+
+
 async def test_no_restore_gives_anything_back() -> None:  # H152 H182
     budget = Budget("usd", 10.0)
 

@@ -27,10 +27,11 @@ from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, barrier
 
 def test_items_come_out_in_the_order_in_which_they_went_in() -> None:  # H22, H23
     mailbox = OperatorMailbox(10, 100)
-    items: list[MailboxItem] = [MailboxEvent(b"a"), MailboxBarrier(1), MailboxEvent(b"b"), MailboxCompleted(1)]
+    items: list[MailboxItem] = [MailboxEvent(b"a"), MailboxBarrier(1), MailboxBarrier(2), MailboxCompleted(1)]
     for item in items:
         mailbox.put(item)
-    assert [mailbox.take(events_only=False) for _ in range(5)] == [*items, None]
+    taken = [(mailbox.take(events_only=False), mailbox.barriers) for _ in range(5)]
+    assert taken == list(zip([*items, None], [2, 1, 0, 0, 0], strict=True))
 
 
 def test_with_events_only_a_barrier_stops_everything_behind_it() -> None:  # H23
