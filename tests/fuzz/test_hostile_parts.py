@@ -81,7 +81,7 @@ FORGED: dict[str, tuple[Callable[[], Any], Any]] = {
     "an event of a shared value that begins with an array": (lambda: SharedValue("part", 1), ["applied", "x"]),
     "a report of a queue without items": (
         lambda: WorkQueue("part", [1]),
-        ["headgate/work-report", [], [[1]], [], 1, False],
+        ["headgate/work-report", [], [[1]], [], 1, False, 0],
     ),
     "an event to a source before the first": (lambda: a_source(lambda: HybridSource(parts._Numbers())), [-1, "event"]),
     "an event to no source": (lambda: a_source(lambda: HybridSource(parts._Numbers())), ["x"]),
@@ -188,21 +188,21 @@ async def test_a_task_finishes_its_own_items_and_no_others() -> None:  # H157
     async with running_operator(parts._Main(), uses=[queue]) as world:
         task = await hear(world, part="part")
         other = next(one for one in world.tasks if one is not task)
-        other.send(PartEvent("part", ["headgate/work-report", [], [], [], 1, False]))
+        other.send(PartEvent("part", ["headgate/work-report", [], [], [], 1, False, 0]))
         await world.settle()
         coordinator: Any = world._composed.parts.named("part").coordinator
         ids = list(coordinator.enumerator._in_work)
-        task.send(PartEvent("part", ["headgate/work-report", ids, [], [], 0, False]))
+        task.send(PartEvent("part", ["headgate/work-report", ids, [], [], 0, False, 0]))
         await world.settle()
         assert queue.progress == (0, 2)
-        other.send(PartEvent("part", ["headgate/work-report", ids, [], [], 0, False]))
+        other.send(PartEvent("part", ["headgate/work-report", ids, [], [], 0, False, 0]))
         await world.settle()
         assert queue.progress == (1, 2)
 
 
 async def test_what_tasks_have_added_counts_after_each_restore_as_before() -> None:  # H157
     def report(*found: Any) -> Any:
-        return PartEvent("part", ["headgate/work-report", [], list(found), [], 0, False])
+        return PartEvent("part", ["headgate/work-report", [], list(found), [], 0, False, 0])
 
     restored, added = None, 0
     for _ in range(4):  # otherwise each driver would allow as much again

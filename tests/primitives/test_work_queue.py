@@ -689,7 +689,7 @@ async def test_a_task_is_given_no_more_than_it_holds_at_a_time_whatever_it_wants
         adding((1, 0)),  # type: ignore[arg-type]
         adding(finished=([],)),  # type: ignore[arg-type]
         Report((), (), ({},), 0).as_event(),  # type: ignore[arg-type]
-        ["headgate/work-report", 1, 2, 3, 4, False],
+        ["headgate/work-report", 1, 2, 3, 4, False, 0],
     ],
     ids=repr,
 )
