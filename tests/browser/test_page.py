@@ -152,6 +152,7 @@ def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve
     assert page.evaluate("document.activeElement.textContent") == "crawl"
     page.keyboard.press("Enter")
     seen.until("document.querySelector('.hg-map') !== null")
+    seen.until("[...document.querySelectorAll('button, a')].some(one => one.textContent === '1')")
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
