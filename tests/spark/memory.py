@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from protocol.wire.keys import MAY_HOLD, Holder, KeyRing, Purpose
 from tests.spark.cluster import ROOT
 
@@ -113,9 +115,36 @@ def _readable(pid: int) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-def _search(pid: int, wanted: dict[str, set[bytes]]) -> set[str]:
+class _Sought:
+    """All that is looked for, in one pass: to search for each of some sixty notations takes five times as long."""
+
+    def __init__(self, wanted: dict[str, set[bytes]]) -> None:
+        self.longest = max(len(one) for notations in wanted.values() for one in notations)
+        self._names: dict[bytes, list[tuple[bytes, str]]] = {}  # by the first four bytes
+        self._first, self._second = np.zeros(1 << 16, bool), np.zeros(1 << 16, bool)
+        for name, notations in wanted.items():
+            for one in notations:
+                self._names.setdefault(one[:4], []).append((one, name))
+                self._first[int.from_bytes(one[:2], "little")] = True
+                self._second[int.from_bytes(one[2:4], "little")] = True
+
+    def names_in(self, memory: bytes) -> set[str]:
+        found: set[str] = set()
+        if len(memory) < self.longest:
+            return found
+        for odd in (0, 1):
+            pairs = np.frombuffer(memory, "<u2", (len(memory) - odd) // 2, odd)
+            places = np.flatnonzero(self._first[pairs[:-1]])
+            for place in places[self._second[pairs[places + 1]]]:
+                at = odd + 2 * int(place)
+                for one, name in self._names.get(memory[at : at + 4], ()):
+                    if memory.startswith(one, at):
+                        found.add(name)
+        return found
+
+
+def _search(pid: int, sought: _Sought) -> set[str]:
     found: set[str] = set()
-    longest = max(len(one) for notations in wanted.values() for one in notations)
     try:
         descriptor = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     except FileNotFoundError:  # it has ended since it was named, as an idle worker of Spark does
@@ -124,10 +153,10 @@ def _search(pid: int, wanted: dict[str, set[bytes]]) -> set[str]:
         for start, end in _readable(pid):
             for at in range(start, end, CHUNK_BYTES):
                 try:
-                    memory = os.pread(descriptor, min(CHUNK_BYTES + longest, end - at), at)
+                    memory = os.pread(descriptor, min(CHUNK_BYTES + sought.longest, end - at), at)
                 except OSError:  # a device, or no longer there
                     break
-                found |= {name for name, notations in wanted.items() if any(one in memory for one in notations)}
+                found |= sought.names_in(memory)
     finally:
         os.close(descriptor)
     return found
@@ -140,7 +169,8 @@ def main() -> None:
     wanted = {SECRET: _notations(keys._extracted)}
     for name, (purpose, identity) in asked["names"].items():
         wanted[name] = _notations(keys.key(Purpose[purpose], bytes.fromhex(identity)).secret)
-    print(json.dumps([sorted(_search(pid, wanted)) for pid in asked["pids"]]))
+    sought = _Sought(wanted)
+    print(json.dumps([sorted(_search(pid, sought)) for pid in asked["pids"]]))
 
 
 if __name__ == "__main__":
