@@ -56,7 +56,7 @@ def _is_of_py4j(descriptor: str, meaning: str) -> bool:
         return False
     try:
         with socket.socket(fileno=os.dup(int(descriptor))) as one:
-            peer = one.getpeername()  # a text, if it is no connection over TCP
+            peer = one.getpeername()  # a text, unless it is a connection over TCP
             return isinstance(peer, tuple) and peer[1] == gateway.gateway_parameters.port
     except OSError:
         return False
