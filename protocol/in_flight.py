@@ -48,7 +48,7 @@ class Flight:
     """One input on its way. A stage derives a class that has the input, and the result once there is one.
 
     Attributes:
-        begun: whether it has begun. After a restore also whether it has landed.
+        begun: whether it has begun since it was taken or restored.
         landed: whether its result is known.
     """
 

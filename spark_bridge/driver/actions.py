@@ -120,6 +120,7 @@ def _explains_a_stop(context: SparkContext | None) -> Iterator[None]:
 
 
 def spark_stopped(what: str, consequence: str) -> SidecarError:
+    """The error of a call that needs the Spark of this sidecar, such as its "SparkContext"."""
     return SidecarError(
         f"the {what} of this sidecar has stopped, so {consequence}: call spark.stop() after the sidecar's `with` "
         "block, or make a new session and a new sidecar"

@@ -496,8 +496,12 @@ class SubtaskEnd:
             and has_capacity(machine, self.parts),
             calls and self.taken < self.to_send and self._may_take(),
             len(self.open_calls) if calls else 0,
-            may_send and stage is not None and bool(stage._leaving) and stage._leaving[0].landed,
+            may_send and stage is not None and self._may_leave(stage),
         )
+
+    def _may_leave(self, stage: InFlight[RecordFlight]) -> bool:
+        landed = [one.landed for one in stage.held]
+        return landed[:1] == [True] if self.ordered else any(landed)
 
     def _may_take(self) -> bool:
         """Whether the stage takes another record: also one beyond the limit, if a barrier can only be met upstream."""

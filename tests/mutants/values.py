@@ -26,7 +26,7 @@ numbers-with-leading-zeros [found; H171]
 doubles-round [found; H171]
   A long number in lines of JSON becomes a double.
   @ spark_bridge.sources.files.json_files:_check_floats
-  - if not _matches(block, perhaps_changed(narrowest)):
+  - if not _matches(block, pattern):
   + if True:
 small-numbers-become-zero [new; H171]
   A number of few digits with a large exponent in lines of JSON becomes 0.
@@ -36,7 +36,7 @@ small-numbers-become-zero [new; H171]
 columns-of-two-types-are-kept [new; H171]
   A column with a value of another type than the kept one is sent as it is.
   @ spark_bridge.sinks.rows:Columns.rows
-  - if not set(map(type, given[place])) <= self._kept.get(place, set()):
+  - if place not in self._kept or not self._kept[place].issuperset(map(type, given[place])):
   + if place not in self._kept:
 an-empty-text-is-null [found; H171]
   Texts that are empty and NULL are the same in a CSV file.

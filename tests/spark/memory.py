@@ -116,7 +116,7 @@ def _readable(pid: int) -> Iterator[tuple[int, int]]:
 
 
 class _Sought:
-    """All that is looked for, in one pass: to search for each of some sixty notations takes five times as long."""
+    """All that is looked for, in one pass: to search for each of some sixty notations takes twice as long."""
 
     def __init__(self, wanted: dict[str, set[bytes]]) -> None:
         self.longest = max(len(one) for notations in wanted.values() for one in notations)

@@ -7,9 +7,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+
+
+def kill_once(marker: Path) -> None:
+    """Kill this process, unless one was killed before."""
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Listening(SubtaskOperator):

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,6 +25,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.sources.files.task import FileReader
 from spark_bridge.sources.kafka.task import KafkaReader
 from tests.kafka_brokers import KafkaBrokers
+from tests.spark.operators import kill_once
 
 pytestmark = pytest.mark.spark
 
@@ -53,16 +52,8 @@ class Dying(FileReader):
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any]]:
         for number, item in enumerate(super().read_from(split, position)):
             if number == 2 and "3.parquet" in split[0]:
-                die_once(self._marker)
+                kill_once(Path(self._marker))
             yield item
-
-
-def die_once(marker: str) -> None:
-    try:
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DyingSource(FileSource):
@@ -110,7 +101,7 @@ class DyingKafkaReader(KafkaReader):
         for item in super().read_from(split, position):
             batches += item is not None
             if batches == 3 and split[1] == 1:
-                die_once(f"{self._markers}-{split[0]}")
+                kill_once(Path(f"{self._markers}-{split[0]}"))
             yield item
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -41,6 +40,7 @@ from headgate.sinks import (
 )
 from spark_bridge.sinks.two_phase.errors import SinkMisused
 from tests.spark.faults.rows import Jobs
+from tests.spark.operators import kill_once
 
 if TYPE_CHECKING:
     from tests.postgres import Postgres
@@ -77,15 +77,9 @@ class Troubled(TwoPhaseSinkOperator):
                 while self._rows_here == 2 and not self._completed:
                     self.context.wait_for_event()
                 if self._rows_here == 4:
-                    self._die_once()
+                    kill_once(Path(self._folder, f"died {self.context.subtask}"))
 
         super().process(watched())
-
-    def _die_once(self) -> None:
-        done = Path(self._folder, f"died {self.context.subtask}")
-        if not done.exists():
-            done.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Written(TwoPhaseSinkOperator):
@@ -238,10 +232,7 @@ def test_rows_that_fail_reach_their_sink_once_with_the_reason_although_tasks_are
     async def locate(number: int) -> dict[str, int]:
         await asyncio.sleep(0.01 * (number % 5))
         if number % 100 in (40, 70):
-            marker = tmp_path / f"died at {number}"
-            if not marker.exists():
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            kill_once(tmp_path / f"died at {number}")
         if number % 3 == 0:
             raise ConnectionError(f"nobody lives at {number}")
         return {"number": number}

@@ -175,7 +175,7 @@ class WorkQueuePart(TaskPart):
         if self._context.mode is RestoreMode.STREAMING or not (self._hand or self._asked):
             return
         given_back = (*self._given_back, *(item[0] for item in self._hand))
-        report = Report(tuple(self._finished), tuple(self._found), given_back, 0, False, 1)
+        report = Report(tuple(self._finished), tuple(self._found), given_back, 0, begun=1)
         with suppress(Exception):  # the garbage collector may run this, whatever the task does
             self._context.send_event_nowait(report.as_event())
             self._offered |= {item[0]: item for item in self._hand}

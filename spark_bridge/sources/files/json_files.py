@@ -86,13 +86,13 @@ def read_json(
 
     schema = file_format.arrow_schema
     texts = pyarrow.schema([one.with_type(with_leaves(one.type, _as_text)) for one in schema])
-    floats = _floats(schema)
+    narrowest = _narrowest_float(schema)
     first = _first_line(file, start) if position is None else position
     for after, block in _blocks(file, first, end, file_format.block_bytes):
         if block.isspace():
             continue
         table = _parsed(block, texts, finds_out=file_format.inferred)
-        _check_floats(block, table, schema, floats)
+        _check_floats(block, table, schema, narrowest)
         for place, one in enumerate(schema):
             if one.type != texts.field(place).type:
                 table = table.set_column(place, one, _of_text(table.column(place), one))
@@ -150,10 +150,10 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
 
 def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     """The types, other than double, of the columns whose numbers a double would change."""
-    floats = _floats(schema)
-    changed = (
-        {column: path for path, column, _, _ in _changed(block, schema, perhaps_changed(floats))} if floats else {}
-    )
+    narrowest = _narrowest_float(schema)
+    if narrowest is None:
+        return {}
+    changed = {column: path for path, column, _, _ in _changed(block, schema, perhaps_changed(narrowest))}
     types = {}
     for column, path in changed.items():
         numbers = [row[column] for row in _rows(block) if row.get(column) is not None]
@@ -167,7 +167,7 @@ def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     return types
 
 
-def _floats(schema: pyarrow.Schema) -> Any:
+def _narrowest_float(schema: pyarrow.Schema) -> Any:
     """The narrowest of the types in the schema that may change a number; None if there are none."""
     from pyarrow import types
 
@@ -187,9 +187,10 @@ def _check_floats(block: bytes, table: Any, schema: pyarrow.Schema, narrowest: A
     """Raise ``ValueError`` for a number that is not what it was, because its column is a floating-point type."""
     if narrowest is None or not (has_many_digits(block, narrowest) or _has_limits(table)):
         return
-    if not _matches(block, perhaps_changed(narrowest)):
+    pattern = perhaps_changed(narrowest)
+    if not _matches(block, pattern):
         return
-    for path, _, number, wanted in _changed(block, schema, perhaps_changed(narrowest)):
+    for path, _, number, wanted in _changed(block, schema, pattern):
         raise ValueError(
             f"column {path!r} has {number}, which its type {wanted} would change: pass schema= with a decimal for it"
         )
@@ -219,12 +220,12 @@ def _rows(block: bytes) -> Iterator[dict[str, Any]]:
             yield row if isinstance(row, dict) else {}
 
 
-def _changed(block: bytes, schema: pyarrow.Schema, floats: str) -> Iterator[tuple[str, str, str, Any]]:
+def _changed(block: bytes, schema: pyarrow.Schema, pattern: str) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the numbers that their types would change: where each is, in which column, the number, and its type."""
     from pyarrow import array, binary, compute
 
     lines = array(block.splitlines(), binary())
-    for row in _rows(b"\n".join(lines.filter(compute.match_substring_regex(lines, floats)).to_pylist())):
+    for row in _rows(b"\n".join(lines.filter(compute.match_substring_regex(lines, pattern)).to_pylist())):
         for one in schema:
             for path, number, wanted in _doubles(row.get(one.name), one.type, one.name):
                 if changes(number, wanted):

@@ -4,8 +4,6 @@
 
 They must not run on the I/O thread, because one that computes would delay confirmations and heartbeats; nor on the
 task's own, because a call that waits there for the next record would make every other call miss its time.
-
-What ends in one turn of the loop wakes the task's thread once.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ class TaskLoop:
         return self.run(called)
 
     def nudge_soon(self) -> None:
-        """Have the task's thread look at what has ended, once for all that ends in this turn of the loop."""
+        """Have the task's thread look at what has ended, when the loop has gone through this turn."""
         self.loop.call_soon(self._channel.nudge)
 
     def close(self) -> None:

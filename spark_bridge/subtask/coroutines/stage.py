@@ -65,7 +65,7 @@ class _Record(Flight):
     __slots__ = ("effects", "encoded", "error", "item", "record", "value")
 
     def __init__(self, record: Any, encoded: bytes | None, item: int | None) -> None:
-        self.begun = self.landed = False
+        super().__init__()
         self.record = record
         self.encoded = encoded
         self.item = item
@@ -280,7 +280,10 @@ class AsyncStage(SubtaskOperator):
     # --- coroutines, on the loop ----------------------------------------------------------------------------------
 
     def _set_to_work(self) -> None:
-        """Give what has come to workers. While there is more that no worker has, this is called soon."""
+        """Give the records that have come to the workers that rest, and the others to new ones.
+
+        It is called soon whenever there are some: ``_submit`` sees to that when it adds the first one.
+        """
         assert self._loop is not None
         loop = self._loop.loop
         self._until_turn = self._settings.limit
@@ -315,8 +318,9 @@ class AsyncStage(SubtaskOperator):
                 except Exception as error:
                     await self._recover(record, error)
             except BaseException as error:
-                record.error = error  # whatever on_error says: an exit ends the task, and so does a
-                # function of the program that fails while it looks at a failure
+                # Whatever on_error says: an exit ends the task, and so does a function of the program that fails while
+                # it looks at a failure.
+                record.error = error
             self._has_landed(record)
             if task.cancelling():
                 return
@@ -376,8 +380,8 @@ class AsyncStage(SubtaskOperator):
         return content_key(self._settings.name, record.encoded or encode_entry(record.record))
 
     def _failed(self, record: _Record, error: Exception, tries: int) -> None:
-        # What each further record would meet, such as an exhausted budget, is not left out: one by
-        # one, all of them would be lost quietly.
+        # What each further record would meet, such as an exhausted budget, is not left out: one by one, all of them
+        # would be lost quietly.
         each_counts = self._context._calls.each_failure_counts
         if self._settings.on_error == "raise" or each_counts or isinstance(error, NoRestart):
             if isinstance(error, TimeoutError) and not str(error) and self._settings.timeout_s is not None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pyspark.sql import SparkSession
 from headgate import FixedDelay, Sidecar, SidecarConfig, SubtaskContext
 from headgate.errors import BudgetExhausted
 from tests.spark.conftest import LOCAL, SparkOn
+from tests.spark.operators import kill_once
 from tests.spark.primitives import killed_budget
 
 pytestmark = pytest.mark.spark
@@ -36,9 +36,8 @@ def test_what_a_killed_worker_had_reserved_is_spent(spark: SparkSession, tmp_pat
         def call(context: SubtaskContext, records: Iterator[int]) -> Iterator[int]:
             for record in records:
                 with budget.reserve(0.5) as spent:
-                    if record == 3 and not (tmp_path / "killed").exists():
-                        (tmp_path / "killed").touch()
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    if record == 3:
+                        kill_once(tmp_path / "killed")
                     spent.settle(0.1)
                 yield record
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from pyspark.sql import SparkSession
 from headgate import Cache, Sidecar, SidecarConfig, SubtaskContext
 from headgate.errors import SidecarError
 from tests.spark.faults.waiting import wait_until
+from tests.spark.operators import kill_once
 from tests.spark.program import Program
 
 pytestmark = pytest.mark.spark
@@ -45,9 +44,7 @@ def asking(cache: Cache, calls: Path, fatal: int, killed: Path) -> Any:
             note(calls, f"{key} began")
             await asyncio.sleep(0.002)
             if key == fatal:
-                with suppress(FileExistsError):
-                    os.open(killed, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                    os.kill(os.getpid(), signal.SIGKILL)
+                kill_once(killed)
             return key + 1
 
         async def want(key: int, places: asyncio.Semaphore) -> int:

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from tests.spark.actions import Action, one_task_each
 from tests.spark.conftest import LOCAL, NewProgram, SparkOn
 from tests.spark.faults.own_process import attach, doubled, page_key
 from tests.spark.faults.waiting import wait_until
+from tests.spark.operators import kill_once
 
 pytestmark = pytest.mark.spark
 
@@ -32,15 +31,6 @@ PAGES = 200
 @pytest.fixture
 def spark(spark_on: SparkOn) -> SparkSession:
     return spark_on(LOCAL)
-
-
-def kill_once(marker: Path) -> None:
-    """Kill this process, unless one was killed before."""
-    try:
-        marker.touch(exist_ok=False)
-    except FileExistsError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def crawl(

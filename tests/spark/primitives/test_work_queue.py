@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from headgate import (
     chain,
     concurrently,
 )
+from tests.spark.operators import kill_once
 
 pytestmark = pytest.mark.spark
 
@@ -42,12 +41,7 @@ def crawl(queue: WorkQueue[str], depth: int, fatal: dict[str, Path]) -> Any:
     def run(records: Iterator[Any]) -> Iterator[str]:
         for item in queue:
             if item in fatal:
-                try:
-                    fatal[item].touch(exist_ok=False)
-                except FileExistsError:
-                    pass
-                else:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                kill_once(fatal[item])
             if len(item) < depth:
                 queue.add([item + "a", item + "b"])
             yield item
@@ -73,12 +67,7 @@ def visits(queue: WorkQueue[str], depth: int, fatal: dict[str, Path]) -> Any:
     async def visit(item: str) -> str:
         await asyncio.sleep(0.01)
         if item in fatal:
-            try:
-                fatal[item].touch(exist_ok=False)
-            except FileExistsError:
-                pass
-            else:
-                os.kill(os.getpid(), signal.SIGKILL)
+            kill_once(fatal[item])
         if len(item) < depth:
             queue.add([item + "a", item + "b"])
         return item
