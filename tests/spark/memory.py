@@ -95,7 +95,7 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def _notations(key: bytes) -> set[bytes]:
+def notations(key: bytes) -> set[bytes]:
     """The key as it is, in hexadecimal digits, and in base64 wherever it begins in what is encoded."""
     found = {key, key.hex().encode(), key.hex().upper().encode()}
     for before in range(3):  # the first and the last digits depend on the bytes around the key
@@ -115,7 +115,7 @@ def _readable(pid: int) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
-class _Sought:
+class Sought:
     """All that is looked for, in one pass: to search for each of some sixty notations takes twice as long."""
 
     def __init__(self, wanted: dict[str, set[bytes]]) -> None:
@@ -143,7 +143,7 @@ class _Sought:
         return found
 
 
-def _search(pid: int, sought: _Sought) -> set[str]:
+def _search(pid: int, sought: Sought) -> set[str]:
     found: set[str] = set()
     try:
         descriptor = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
@@ -166,10 +166,10 @@ def main() -> None:
     asked = json.load(sys.stdin)
     keys = KeyRing(bytes(16))
     keys._extracted = bytes.fromhex(asked["extracted"])
-    wanted = {SECRET: _notations(keys._extracted)}
+    wanted = {SECRET: notations(keys._extracted)}
     for name, (purpose, identity) in asked["names"].items():
-        wanted[name] = _notations(keys.key(Purpose[purpose], bytes.fromhex(identity)).secret)
-    sought = _Sought(wanted)
+        wanted[name] = notations(keys.key(Purpose[purpose], bytes.fromhex(identity)).secret)
+    sought = Sought(wanted)
     print(json.dumps([sorted(_search(pid, sought)) for pid in asked["pids"]]))
 
 

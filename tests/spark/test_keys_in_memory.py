@@ -25,10 +25,12 @@ from tests.spark.counting import Counting
 from tests.spark.faults.file_gates import open_gates
 from tests.spark.faults.own_process import OPERATOR, attach
 from tests.spark.held import PLANS, HeldSource, HeldSplits, pid_of
-from tests.spark.memory import SECRET, Name, can_look, check, children, command_of, keys_in
+from tests.spark.memory import SECRET, Name, Sought, can_look, check, children, command_of, keys_in, notations
 from tests.spark.test_streams import add_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.skipif(not can_look(), reason="the system hides the memory of processes")]
+
+KEY = bytes(range(65, 97))
 
 
 @pytest.fixture
@@ -41,6 +43,17 @@ def spark(spark_on: SparkOn) -> SparkSession:
 def jvm(spark: SparkSession) -> int:
     machine: Any = spark.sparkContext._jvm
     return int(machine.java.lang.ProcessHandle.current().pid())
+
+
+@pytest.mark.parametrize("at", [0, 1, 4075, 4091 - len(KEY)])
+def test_a_key_is_found_wherever_it_is_and_however_it_is_written(at: int) -> None:
+    """And nothing else: each of the others differs in one byte."""
+    wanted = {"key": notations(KEY), "other": notations(KEY[:-1] + b"?")}
+    for written in wanted["key"] - wanted["other"]:
+        memory = bytearray(4096 + len(written))
+        memory[at : at + len(written)] = written
+        assert Sought(wanted).names_in(bytes(memory)) == {"key"}
+    assert Sought(wanted).names_in(bytes(4096)) == set()
 
 
 def test_each_process_of_a_driver_has_the_keys_of_the_table_and_no_others(

@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +66,20 @@ def test_arrow_batches_and_single_rows_go_into_one_file(tmp_path: Path, make: An
     assert [part.payload[0] for part in parts] == [5]
     driver.commit(parts)
     assert rows(tmp_path, sink) == [(1, "a"), (2, "b"), (3, "c"), (4, None), (5, None)]
+
+
+def test_writing_arrow_batches_does_not_import_pandas(tmp_path: Path) -> None:
+    """A worker that is new would take longer for that than for its first batches."""
+    program = (
+        "import pickle, sys\n"
+        "writer, batch = pickle.load(sys.stdin.buffer)\n"
+        "writer().write(batch)\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    batch = pyarrow.record_batch({"id": [1, 2], "what": ["a", None]})
+    given = pickle.dumps((partial(delta(tmp_path).writer, SinkWriterContext("out", 0, 0)), batch))
+    done = subprocess.run([sys.executable, "-c", program], input=given, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.mark.parametrize("make", [delta, iceberg])

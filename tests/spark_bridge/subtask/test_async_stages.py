@@ -359,6 +359,32 @@ def test_a_record_that_the_program_cancels_fails_the_task(peer: Peer, late: bool
     assert "CancelledError" in finished.failure
 
 
+def test_a_cancellation_between_two_records_of_a_task_fails_the_stage(peer: Peer) -> None:  # H180
+    """The task of asyncio has been given its next record, and has not gone on with it."""
+    service, tasks = Service(), list[asyncio.Task[Any]]()
+    go_on, release = threading.Event(), threading.Event()
+
+    async def call(record: str) -> Any:
+        tasks.append(asyncio.current_task())  # type: ignore[arg-type]
+        return await service.call(record)
+
+    def records() -> Iterator[str]:
+        yield "a"
+        assert go_on.wait(PATIENCE_S)
+        yield "b"
+        service.loop.call_soon_threadsafe(tasks[0].cancel)
+        release.set()
+
+    task, connection = run(peer, concurrently(call, limit=2), records())
+    service.next()[1]("A")
+    service.settle()
+    service.loop.call_soon_threadsafe(release.wait, PATIENCE_S)  # so that both happen in one turn
+    go_on.set()
+    connection.finish()
+    assert isinstance(task.error(), asyncio.CancelledError)
+    assert len(tasks) == 1
+
+
 def test_records_in_flight_are_in_the_final_state_of_an_abandoned_task(peer: Peer) -> None:  # H180
     service = Service()
     task, connection = peer.run(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import LocalProtocolError
 from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
 from protocol.wire.messages import (
     CheckpointAborted,
@@ -84,6 +85,21 @@ def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled(peer: Peer
             go_on.set()
     connection.confirmed(2000)
     assert peer.finish(task) == [2000]
+
+
+def test_what_another_thread_posts_is_called_on_the_tasks_own_which_may_not_post(peer: Peer) -> None:
+    def body(context: SubtaskContext) -> str:
+        calls, called_on = context._calls, list[int]()
+        with pytest.raises(LocalProtocolError, match=r"let concurrently\(\) run it"):
+            calls.post(called_on.clear)
+        thread = threading.Thread(target=calls.post, args=(lambda: called_on.append(threading.get_ident()),))
+        thread.start()
+        thread.join()
+        assert context.handle_pending() == 1
+        return "here" if called_on == [threading.get_ident()] else f"elsewhere: {called_on}"
+
+    task, _ = peer.run(Calling(body))
+    assert peer.finish(task) == ["here"]
 
 
 @pytest.mark.parametrize("anywhere", [False, True])
