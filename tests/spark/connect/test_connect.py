@@ -15,7 +15,7 @@ import pytest
 
 from headgate import Addresses, Sidecar, SidecarConfig
 from protocol.wire.keys import NO_IDENTITY, Holder, KeyRing, Purpose, identity_of
-from spark_bridge.common.errors import ConnectRefused
+from spark_bridge.common.errors import ConnectRefused, SidecarError
 from spark_bridge.connect.opening import Artifact, Wanted
 from spark_bridge.connect.relay import ConnectRelay
 from tests.spark import held, yielding
@@ -57,6 +57,14 @@ def test_run_returns_the_values_that_tasks_yield_as_in_a_driver(session: Any) ->
         yielding.check_values(sidecar.coordinate("values", parallelism=yielding.SUBTASKS))
         job = sidecar.coordinate("squares", yielding.squares, parallelism=2)
         assert sorted(job.run(yielding.Squares)) == [number * number for number in range(10)]
+
+
+def test_no_operator_is_coordinated_after_the_session_has_stopped(server: ConnectServer) -> None:
+    session = server.session()
+    with Sidecar(session) as sidecar:
+        session.stop()
+        with pytest.raises(SidecarError, match="Connect session of this sidecar has stopped, so no operator can be"):
+            sidecar.coordinate("late", lambda: Numbers(range(4)), parallelism=1)
 
 
 def test_two_clients_with_the_same_operator_name_learn_only_of_their_jobs(server: ConnectServer) -> None:
