@@ -80,6 +80,7 @@ class ConnectServer:
     environment: dict[str, str] = field(default_factory=dict)
     events: Path | None = None
     options: tuple[str, ...] = ()
+    _sessions: list[Any] = field(default_factory=list, init=False)
 
     def start(self) -> None:
         """Returns when clients can connect."""
@@ -152,13 +153,21 @@ class ConnectServer:
         from pyspark.sql.connect.session import SparkSession as Remote
 
         Remote._default_session = Remote._active_session.session = None
-        return SparkSession.Builder().remote(self.url).create()
+        session = SparkSession.Builder().remote(self.url).create()
+        self._sessions.append(session)
+        return session
 
     def kill(self) -> None:
         """Kill its process and all that it has started."""
         self.process.kill()
 
     def stop(self) -> None:
-        """Kill it, and remove what it has written. Idempotent."""
+        """Kill it, and remove what it has written. Idempotent.
+
+        Its clients are closed without a word to it. A test that failed leaves one open, which would call the server, in
+        vain, for ten minutes when this process ends.
+        """
+        for session in self._sessions:
+            session.client.close()
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

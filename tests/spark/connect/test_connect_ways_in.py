@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from headgate import Sidecar, SidecarConfig, Watching
 from headgate.sources import FileSource
 from spark_bridge.common.errors import ConnectRefused
-from tests.spark import test_sources, test_two_phase_sinks
+from tests.spark import operators, test_sources, test_two_phase_sinks
 from tests.spark.connect import frames, strict_server
 from tests.spark.connect.frames import FrameJobs
 from tests.spark.connect.jobs import SCHEMA, Numbers, ReadInPandas, ReadNumbers, ReadRows, travelling_by_value
@@ -108,7 +108,7 @@ def test_a_source_is_a_stream_of_the_session(server: ConnectServer, tmp_path: Pa
     session = server.session()
     stream = Stream(session, tmp_path)
     add_files(stream.folder, range(4))
-    with Sidecar(session, stream.config) as sidecar, travelling_by_value(test_sources):
+    with Sidecar(session, stream.config) as sidecar, travelling_by_value(test_sources, operators):
         source = test_sources.DyingSource(tmp_path / "died", str(stream.folder), batch_rows=50, discover_every_s=0.01)
         handle = sidecar.source("growing", source, parallelism=2)
         growing = session.readStream.format("growing").load()
@@ -166,7 +166,7 @@ def test_the_function_of_foreach_batch_is_refused_with_the_alternative(sidecar: 
 @pytest.fixture
 def here(session: Any) -> Iterator[FrameJobs]:
     """The place of the sinks' test, which is the one of a driver: a task is killed, and a driver does not commit."""
-    with travelling_by_value(test_two_phase_sinks, frames):
+    with travelling_by_value(test_two_phase_sinks, frames, operators):
         yield FrameJobs(session)
 
 
