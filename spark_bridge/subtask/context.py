@@ -199,7 +199,7 @@ class SubtaskContext(Generic[Sent_contra]):
         attempt: the number of this attempt among the subtask's accepted ones, from 0, as the coordinator sees it.
     """
 
-    _gives_pauses = False  # whether the stage is a source, and feeds one that takes ``PAUSE``
+    _fed_has_results: Callable[[], bool] | None = None  # of the next stage, if it takes ``PAUSE``
     _items: Items | None = None  # those that the stage is fed with, if they have to hear what becomes of them
     _way: tuple[int, ...] = ()  # to a reader inside of others: its index in each of them, the innermost first
 

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _CONTEXT_NAMES = {"context", "ctx", "subtask_context"}
 
 PAUSE: Any = object()
-"""What a source yields while it has nothing, to a stage that gives out results meanwhile."""
+"""What a stage yields while it has nothing, to one that gives out results meanwhile."""
 
 
 class SubtaskOperator(Generic[Received, Sent]):
@@ -75,7 +75,7 @@ class SubtaskOperator(Generic[Received, Sent]):
     snapshot_anywhere: bool = False
     goes_on_after_restore: bool = False
     waits_for_subtask_ready: bool = True
-    takes_pauses: bool = False  # whether it is given ``PAUSE`` by a source that feeds it
+    has_results: Callable[[], bool] | None = None  # of a stage that is given ``PAUSE``: whether it would yield some
     items_from: Items | None = None  # what it yields, if that has to hear what becomes of it
 
     @property

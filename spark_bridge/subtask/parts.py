@@ -208,7 +208,7 @@ class OperatorParts:
                     context = SubtaskContext(calls, registered, name, tuple(asked.get(name, ())), again)
                     if name in self.stages:
                         k = self.stages.index(name)
-                        context._gives_pauses = any(after.takes_pauses for after in self._feeding[k + 1 : k + 2])
+                        context._fed_has_results = next((one.has_results for one in self._feeding[k + 1 :]), None)
                         context._items = self._feeding[k - 1].items_from if k else None
                     state = states.get(name)
                     try:
@@ -388,7 +388,7 @@ class OperatorParts:
     @property
     def feeds_coroutines(self) -> bool:
         """Whether what the stage that runs yields comes to an async stage, through others or not."""
-        return any(stage.takes_pauses for stage in self._feeding[self._running + 1 :])
+        return any(stage.has_results is not None for stage in self._feeding[self._running + 1 :])
 
     def _consistent(self, count: int) -> bool:
         """Whether each of the first ``count`` stages can be cut after an output."""

@@ -193,7 +193,7 @@ class SplitReader(SubtaskOperator[list[Any], list[Any]]):
                 return bool(self._open)
             if self._backlog_is_known:
                 self._send_backlog()
-            if self.context._gives_pauses:
+            if self.context._fed_has_results is not None:
                 return True  # the turn without a split is idle
             self.context.wait_for_event()
 
@@ -224,20 +224,24 @@ class SplitReader(SubtaskOperator[list[Any], list[Any]]):
             reading.position, output = item  # from here on, a snapshot has this output
             yield output
             if self.rate_limit_per_s is not None:
-                self._pace(self.rate_limit_per_s, self.weight(output))
+                yield from self._pace(self.rate_limit_per_s, self.weight(output))
         if self._reports_backlog:
             self._report_backlog()
         if idle:
             self.context.wait_for_event(timeout_s=self.idle_wait_s)
-            if self.context._gives_pauses:  # after the wait: events that come now begin the next turn
+            if self.context._fed_has_results is not None:  # after the wait: events that come now begin the next turn
                 yield PAUSE
 
-    def _pace(self, limit_per_s: float, weight: float) -> None:
+    def _pace(self, limit_per_s: float, weight: float) -> Iterator[Any]:
         """Wait until this task's share of the rate allows the next output. An unused share is lost."""
         now = self.context.now()
         self._free_at = max(self._free_at, now) + weight * self.context.parallelism / limit_per_s
         while (left_s := self._free_at - self.context.now()) > 0:
-            self.context.wait_for_event(timeout_s=left_s)
+            if self.context._fed_has_results is None:
+                self.context.wait_for_event(timeout_s=left_s)
+            else:
+                self.context.wait_for_event(timeout_s=min(left_s, self.idle_wait_s))
+                yield PAUSE
 
     def _report_backlog(self) -> None:
         now = self.context.now()

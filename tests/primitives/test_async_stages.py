@@ -98,6 +98,34 @@ class Numbers(SplitReader):
             yield number + 1, number
 
 
+class Paced(Numbers):
+    """Has a number for each 100 s of virtual time."""
+
+    rate_limit_per_s = 0.01
+
+
+async def stuck_at_one(number: int) -> int:
+    if number == 1:
+        await asyncio.Event().wait()
+    return number
+
+
+@pytest.mark.parametrize("waits", ["the source", "the stage before", "two stages before"])
+async def test_results_leave_while_stages_before_wait(waits: str) -> None:
+    """The stage in the middle has landed nothing, and passes on that the last one has."""
+    first = [] if waits == "the source" else [concurrently(stuck_at_one, limit=1)]
+    between = [concurrently(stuck_at_one)] if waits == "two stages before" else []
+    source = SourceCoordinator(partial(static, [3])), Paced if waits == "the source" else Numbers
+    stages = chain(
+        source=source, **{f"stage{k}": one for k, one in enumerate([*first, *between])}, last=concurrently(double)
+    )
+    async with running_operator(stages, parallelism=1, mode="streaming") as world:
+        task = await world.launch_operator(0)
+        await world.advance(5.0)
+        assert task.outputs == [0]
+        assert not task.outcome
+
+
 async def test_checkpoints_complete_while_the_limit_is_reached() -> None:  # H180
     numbers = SourceCoordinator(partial(static, [10])), Numbers
     never = asyncio.Event

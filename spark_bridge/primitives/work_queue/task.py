@@ -432,7 +432,7 @@ class QueueItems(SubtaskOperator):
         self.items_from: WorkQueuePart = self._queue._part()
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        return self.items_from.given_to_stages(self._context._gives_pauses)
+        return self.items_from.given_to_stages(self._context._fed_has_results is not None)
 
 
 class WorkQueueInTask(PartInTask, Generic[T]):

@@ -89,7 +89,6 @@ class AsyncStage(SubtaskOperator):
 
     snapshot_anywhere = True
     goes_on_after_restore = True
-    takes_pauses = True
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -174,7 +173,7 @@ class AsyncStage(SubtaskOperator):
         loop, flights = self._loop, self._flights
         assert loop is not None
         failures = current_part("sink", self._settings.failures_to) if self._settings.failures_to else None
-        more, pull = True, False
+        more, pull, fed_has_results = True, False, self._context._fed_has_results
         for _ in islice(records, self._taken):
             pass  # they have left, or are restored
         try:
@@ -199,11 +198,13 @@ class AsyncStage(SubtaskOperator):
                     if more and record is not PAUSE:
                         self._take(record)
                     elif more and self._items is not None:  # there will be items when results have left, or never
-                        self._context._calls.wait_until(self._something_landed)
+                        self._context._calls.wait_until(self.has_results)
                 elif flights:
                     # A barrier that can only be met upstream, behind a plain function, is met as that takes its next
                     # record. What it makes of that waits beyond the limit.
-                    pull = not self._context._calls.wait_until(self._something_landed)
+                    pull = not self._context._calls.wait_until(self.has_results)
+                if fed_has_results is not None and not self._landed and fed_has_results():
+                    yield PAUSE
         finally:
             loop.run(self._stop)
 
@@ -227,8 +228,10 @@ class AsyncStage(SubtaskOperator):
             assert self._loop is not None
             self._loop.loop.call_soon_threadsafe(self._set_to_work)
 
-    def _something_landed(self) -> bool:
-        return bool(self._landed)
+    def has_results(self) -> bool:
+        """Whether this stage, or an async one that it feeds, would give out something."""
+        fed_has_results = self._context._fed_has_results
+        return bool(self._landed) or (fed_has_results is not None and fed_has_results())
 
     def _know_landed(self) -> None:
         """Take note of what has landed. Raises the error of a record that fails the task: nothing else is paid for."""
