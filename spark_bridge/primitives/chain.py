@@ -222,6 +222,12 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
         if part.name in named or part.name in stages:
             raise ValueError(f"two parts of operator {operator_id!r} have the name {part.name!r}: give each its own")
         named[part.name] = part
+    for name, make in stages.items():
+        if isinstance(make, partial) and make.func is QueueItems and make.args[0] is not named.get(make.args[0].name):
+            raise ValueError(
+                f"stage {name!r} of operator {operator_id!r} takes the items of the work queue {make.args[0].name!r}, "
+                "which has to be named there as well: coordinate(..., uses=[queue])"
+            )
     outside = [name for name, part in named.items() if part.outside_checkpoints]
     counters = CountersCoordinator()
     coordinators = {COUNTERS: counters, **{name: part.coordinator(operator_id) for name, part in named.items()}}

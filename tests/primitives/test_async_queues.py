@@ -298,3 +298,14 @@ async def test_a_loop_that_would_hold_back_results_is_refused(how: str) -> None:
         await world.advance(1.0)
     assert isinstance(task.error, LocalProtocolError)
     assert "put the queue itself before the async stage" in str(task.error)
+
+
+@pytest.mark.parametrize("uses", [[], [WorkQueue("ids", ["a"])]])
+async def test_a_queue_that_feeds_a_chain_without_a_half_on_the_driver_is_refused(uses: list[WorkQueue[str]]) -> None:
+    async def visit(item: str) -> str:
+        return item
+
+    stages = chain(take=WorkQueue("ids", ["a"]), visit=concurrently(visit))
+    with pytest.raises(ValueError, match=r"queue 'ids', .* uses=\[queue\]"):
+        async with running_operator(stages, uses=uses):
+            pass

@@ -26,6 +26,7 @@ from actors.coordination import (
 )
 from actors.coordination.sources.enumerators import HybridSplitEnumerator
 from headgate import CheckpointConfig, SplitReader, chain
+from headgate.sinks import FileSink
 from headgate.testing import running_operator
 from protocol.errors import EventEncodeError, LocalProtocolError
 from spark_bridge.sources.hybrid import HybridReader
@@ -484,6 +485,7 @@ def operator(**methods: Any) -> type[AsyncOperator]:
         (operator(process_record=of_three, handle_event=of_two), {}, "write `def handle_event`"),
         (Plain, {}, "write `async def process_record"),
         (AsyncOperator, {"lifespan": nothing}, "needs no lifespan"),
+        (double, {"on_error": FileSink("/tmp/lines")}, "takes no rows, but each failure is a row"),
         (double, {"limit": 0}, "limit must be"),
         (double, {"limit": 1.5}, "limit must be"),
         (double, {"timeout_s": 0}, "timeout_s must be"),

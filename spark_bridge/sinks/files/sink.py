@@ -41,6 +41,8 @@ class FileSink(TwoPhaseSink[Any]):
         ValueError: ``roll_bytes`` is below 1.
     """
 
+    takes_rows = False
+
     @checked(roll_bytes=AT_LEAST_1)
     def __init__(
         self,

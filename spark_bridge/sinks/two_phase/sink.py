@@ -168,6 +168,9 @@ class TwoPhaseSink(Generic[Record_contra]):
     name: str | None = None
     """Distinguishes the sinks of one target. None means the operator's id. One application at a time may use it."""
 
+    takes_rows: bool = True
+    """Whether a record may be a dict of a row's values, as the failures of an async stage are."""
+
     atomic: bool = False
     """Whether one ``commit`` makes all its parts visible at the same moment.
 

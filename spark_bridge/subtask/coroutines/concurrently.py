@@ -102,6 +102,12 @@ def concurrently(
         )
     if not isinstance(on_error, str) and not hasattr(on_error, "writer"):
         raise TypeError('on_error must be "raise", "skip", "yield" or a sink, not ' + given("on_error", on_error, None))
+    if not getattr(on_error, "takes_rows", True):
+        raise ValueError(
+            f"on_error is {given('on_error', on_error, None)}, which takes no rows, but each failure is a row with "
+            'record, error and tries: pass a sink of rows, such as a ParquetSink, or on_error="yield" and let the next '
+            "stage make a line of it"
+        )
     if schema is not None and not rows:
         raise ValueError("schema is that of the batches that rows=True makes: pass both, or none")
     return replace(made, with_context=with_context)

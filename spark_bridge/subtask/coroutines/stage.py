@@ -12,6 +12,7 @@ thread looks, at the latest before a snapshot, so that a checkpoint holds every 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
@@ -50,7 +51,6 @@ STATE = "an async stage"
 FAILED = "failed"
 """The counter of records without a result."""
 NO_OUTPUT: Any = object()
-END: Any = object()
 NO_EFFECTS: Any = ()
 _log = logging.getLogger(__name__)
 
@@ -72,6 +72,12 @@ class _Record(Flight):
         self.value: Any = NO_OUTPUT
         self.effects: Effects = NO_EFFECTS
         self.error: BaseException | None = None  # one that fails the task
+
+    def clear(self) -> None:
+        """Be ready for another record: this one has left, without effects."""
+        self.begun = self.landed = False
+        self.record = self.encoded = None
+        self.value = NO_OUTPUT
 
     def result(self) -> list[Any]:
         """The result with its effects, as a checkpoint holds it."""
@@ -99,6 +105,8 @@ class AsyncStage(SubtaskOperator):
         self._function: Callable[..., Awaitable[Any]] = self._operator.process_record if by_class else settings.call
         self._resources = AsyncExitStack()
         self._lifespan: tuple[Any, ...] = ()
+        self._plain: Callable[..., Awaitable[Any]] | None = None  # the call, if it needs no preparation
+        self._spare: list[_Record] = []  # whose results have left without effects: saves 0.5 µs (``async_records``)
         self._taken = 0  # how many records of this input are in flight or have left
         self._keeps = False  # whether checkpoints hold what is in flight
         self._held_types: set[type] = {type(NO_OUTPUT)}  # those of results of which a checkpoint could hold one
@@ -106,12 +114,14 @@ class AsyncStage(SubtaskOperator):
         self._leaving: _Record | None = None  # one that is being given out
         self._begun: deque[_Record] = deque()  # for the loop's thread, which has not yet seen them
         self._workers: set[asyncio.Task[None]] = set()  # a loop keeps no task alive: it would be collected
-        self._resting: list[tuple[asyncio.Future[_Record | None], Context]] = []
         self._variables = copy_context()  # those that each record finds: of the task's thread
+        self._resting: list[asyncio.Future[_Record | None]] = []  # workers without a record
+        self._rested = self._variables  # those that a new record would find with one of these
         self._until_turn = 0  # how many records workers may take before the loop takes its next turn
         self._gathered: list[Any] = []  # values that have left, and are not yet together in a batch
         self._loop: TaskLoop | None = None
         self._items: Items | None = None  # that the records are
+        self._thresholds = self._thresholds_before = gc.get_threshold()
         self._context: SubtaskContext[Any]
         if not isinstance(self._operator, AsyncOperator):
             raise TypeError(f"{settings.name} must make an AsyncOperator, not {show(self._operator)}")
@@ -132,17 +142,32 @@ class AsyncStage(SubtaskOperator):
         known = () if self._items is None else self._items.resume([one.item for one in self._flights.held])
         for one in self._flights.held:
             one.item = one.item if one.item in known else None
+        self._collect_less_often()
         channel = context._channel
         self._loop = (channel.stepped_loop or TaskLoop)(channel)
 
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
+        if gc.get_threshold() == self._thresholds:
+            gc.set_threshold(*self._thresholds_before)
+
+    def _collect_less_often(self) -> None:
+        """Let the garbage collector wait until there are more new objects than those of one turn of the loop.
+
+        They come and go together, and each turn had four collections that found nothing: 0.9 µs for each record with
+        1,000 in flight (``async_records``).
+        """
+        first, second, third = self._thresholds_before = gc.get_threshold()
+        self._thresholds = (max(first, 5 * self._settings.limit) if first else 0, second, third)
+        gc.set_threshold(*self._thresholds)
 
     async def _start(self) -> None:
         if self._settings.lifespan is not None:
             self._lifespan = (await self._resources.enter_async_context(self._settings.lifespan()),)
         await self._operator.start()
+        if not self._settings.with_context and self._items is None and self._settings.timeout_s is None:
+            self._plain = partial(self._function, *self._lifespan)
         self._started = True
 
     async def _stop(self) -> None:
@@ -174,8 +199,7 @@ class AsyncStage(SubtaskOperator):
         assert loop is not None
         failures = current_part("sink", self._settings.failures_to) if self._settings.failures_to else None
         more, pull, fed_has_results = True, False, self._context._fed_has_results
-        for _ in islice(records, self._taken):
-            pass  # they have left, or are restored
+        deque(islice(records, self._taken), maxlen=0)  # they have left, or are restored
         try:
             loop.run(self._start)
             self._begin()
@@ -184,21 +208,18 @@ class AsyncStage(SubtaskOperator):
                     self._know_landed()
                 leaving = flights.leave()
                 if leaving is not None:
-                    item = leaving.item
+                    item, value = leaving.item, leaving.value
                     if leaving.effects or failures is not None or item is not None:
-                        self._happen(leaving, failures)
-                    if leaving.value is not NO_OUTPUT:
-                        yield leaving.value
+                        value = self._happen(leaving, failures)
+                    elif leaving.effects is NO_EFFECTS:
+                        leaving.clear()
+                        self._spare.append(leaving)
+                    if value is not NO_OUTPUT:
+                        yield value
                     if item is not None and self._items is not None:
                         self._items.left()
                 elif more and (pull or flights.has_capacity):
-                    # Capacity first: a record that was taken without a place would be in no checkpoint.
-                    record = next(records, END)
-                    more, pull = record is not END, False
-                    if more and record is not PAUSE:
-                        self._take(record)
-                    elif more and self._items is not None:  # there will be items when results have left, or never
-                        self._context._calls.wait_until(self.has_results)
+                    more, pull = self._take(records), False
                 elif flights:
                     # A barrier that can only be met upstream, behind a plain function, is met as that takes its next
                     # record. What it makes of that waits beyond the limit.
@@ -208,12 +229,27 @@ class AsyncStage(SubtaskOperator):
         finally:
             loop.run(self._stop)
 
-    def _take(self, record: Any) -> None:
-        item = None if self._items is None else self._items.given
-        taken = _Record(record, encode_entry(record) if self._keeps else None, item)
-        self._taken += 1
-        if self._flights.take(taken):
-            self._submit(taken)
+    def _take(self, records: Iterator[Any]) -> bool:
+        """Take a record, and more while nothing else can be done. Return whether there may be others."""
+        flights, fed_has_results = self._flights, self._context._fed_has_results
+        for record in records:
+            if record is PAUSE:
+                if self._items is not None:  # there will be items when results have left, or never
+                    self._context._calls.wait_until(self.has_results)
+                return True
+            encoded = encode_entry(record) if self._keeps else None
+            if self._spare:
+                taken = self._spare.pop()
+                taken.record, taken.encoded = record, encoded
+            else:
+                taken = _Record(record, encoded, None if self._items is None else self._items.given)
+            self._taken += 1
+            if flights.take(taken):
+                self._submit(taken)
+            # Capacity first: a record that was taken without a place would be in no checkpoint.
+            if self._landed or fed_has_results is not None or not flights.has_capacity:
+                return True
+        return False
 
     def _begin(self) -> None:
         for record in self._flights.begin():
@@ -257,8 +293,11 @@ class AsyncStage(SubtaskOperator):
                 f"checkpoint cannot hold this result, or an event that belongs to it: {error}"
             ) from error
 
-    def _happen(self, leaving: _Record, failures: Any) -> None:
-        """Let the effects of a result happen. A snapshot while an event waits has what is left of it."""
+    def _happen(self, leaving: _Record, failures: Any) -> Any:
+        """Let the effects of a result happen, and return what is given out.
+
+        A snapshot while an event waits has what is left of it.
+        """
         self._leaving = leaving
         if leaving.item is not None and self._items is not None:
             self._items.giving_out(leaving.item)
@@ -279,6 +318,7 @@ class AsyncStage(SubtaskOperator):
             failures.write({"record": failed.record, "error": failed.error, "tries": failed.tries})
             leaving.value = NO_OUTPUT
         self._leaving = None
+        return leaving.value
 
     # --- coroutines, on the loop ----------------------------------------------------------------------------------
 
@@ -290,15 +330,19 @@ class AsyncStage(SubtaskOperator):
         assert self._loop is not None
         loop = self._loop.loop
         self._until_turn = self._settings.limit
-        while self._begun:
-            record = self._begun.popleft()
-            while self._resting:
-                rest, variables = self._resting.pop()
+        begun, resting = self._begun, self._resting
+        if resting and not _equal(self._rested, self._variables):
+            for rest in resting:
                 if not rest.done():
-                    if _equal(variables, self._variables):
-                        rest.set_result(record)
-                        break
                     rest.set_result(None)
+            resting.clear()
+        while begun:
+            record = begun.popleft()
+            while resting:
+                rest = resting.pop()
+                if not rest.done():
+                    rest.set_result(record)
+                    break
             else:
                 variables = self._variables.copy()
                 task = loop.create_task(self._work(record, variables), context=variables)
@@ -313,11 +357,12 @@ class AsyncStage(SubtaskOperator):
         task = asyncio.current_task()
         assert task is not None
         assert self._loop is not None
-        begun, create_future = self._begun, self._loop.loop.create_future
+        begun, resting, create_future = self._begun, self._resting, self._loop.loop.create_future
+        plain = self._plain
         while record is not None:
             try:
                 try:
-                    record.value = await self._call(record, 1)
+                    record.value = await (plain(record.record) if plain else self._call(record, 1))
                 except Exception as error:
                     await self._recover(record, error)
             except BaseException as error:
@@ -325,14 +370,16 @@ class AsyncStage(SubtaskOperator):
                 # it looks at a failure.
                 record.error = error
             self._has_landed(record)
-            if task.cancelling():
+            if task.cancelling() or not _equal(variables, self._variables):
                 return
-            if begun and self._until_turn and _equal(variables, self._variables):
+            if begun and self._until_turn:
                 self._until_turn -= 1
                 record = begun.popleft()
                 continue
             rest = create_future()
-            self._resting.append((rest, variables))
+            if not resting:
+                self._rested = variables
+            resting.append(rest)
             try:
                 record = await rest
             except asyncio.CancelledError as error:  # by somebody who meant an earlier record

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -395,6 +397,47 @@ def test_records_in_flight_are_in_the_final_state_of_an_abandoned_task(peer: Pee
     finished = connection.finish()
     assert task.outputs() == ["A"]
     assert (finished.failure, [record for record, _ in flights(finished.state)]) == ("", ["b"])
+
+
+class Input:
+    """A record that can be referred to weakly."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_what_has_left_is_not_kept(peer: Peer) -> None:
+    """Three places are used in turn."""
+    inputs: list[weakref.ref[Input]] = []
+
+    def records() -> Iterator[Input]:
+        for number in range(9):
+            record = Input(number)
+            inputs.append(weakref.ref(record))
+            yield record
+
+    async def number_of(record: Input) -> int:
+        return record.number
+
+    kept = stage(concurrently(number_of, limit=3))()
+    task, _ = peer.run(kept, records())
+    assert peer.finish(task) == list(range(9))
+    gc.collect()
+    assert not any(one() for one in inputs), f"{kept} has some"
+
+
+def test_young_objects_are_collected_less_often_while_many_calls_are_in_flight(peer: Peer) -> None:
+    before = gc.get_threshold()
+    seen: list[int] = []
+
+    async def look(record: int) -> int:
+        seen.append(gc.get_threshold()[0])
+        return record
+
+    task, _ = peer.run(stage(concurrently(look, limit=before[0])), [1])
+    assert peer.finish(task) == [1]
+    assert seen == [5 * before[0]]
+    assert gc.get_threshold() == before
 
 
 def test_calls_that_never_wait_let_others_go_on(peer: Peer) -> None:
