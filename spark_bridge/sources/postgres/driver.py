@@ -82,8 +82,8 @@ class PostgresSource(Source):
     The table is read in ranges of its key, by all tasks. With ``changes``, one task then reads what is changed, in the
     order of the commits, from the server's log. Nothing is locked.
 
-    Exactly once: each range counts once, as it was when it was read. With ``changes``, each change is in exactly one of
-    the two: the rows that were read contain it, or it follows as a change.
+    Exactly once: each range counts once, as it was when it was read. With ``changes``, each change counts once, too:
+    either the rows that were read contain it, or it follows as a change.
 
     Changes need streaming mode with periodic checkpoints, since they begin after the first checkpoint that covers the
     whole table; a server with ``wal_level=logical``, to which ``conninfo`` leads without a pooler; and a user with the
