@@ -204,22 +204,22 @@ def test_the_site_has_an_entry_for_every_name_of_the_front_door(site: Path) -> N
     assert [name for name in front_names() if name not in ids] == []
 
 
-WHAT_A_KEY_IS_FOR = {
-    None: "the secret",
-    Purpose.TASKS: "tasks of one operator",
-    Purpose.RELAY: "the relay in the JVM of one driver",
-    Purpose.CONTROL: "requests of one driver",
-    Purpose.STREAMS: "the plan of one stream",
-    Purpose.ATTEMPTS: "tokens of attempts",
-    Purpose.CERTIFICATE: "the certificate's private key",
+COLUMN_OF_A_KEY = {
+    None: "secret",
+    Purpose.TASKS: "tasks",
+    Purpose.RELAY: "relay",
+    Purpose.CONTROL: "requests",
+    Purpose.STREAMS: "plan",
+    Purpose.ATTEMPTS: "tokens",
+    Purpose.CERTIFICATE: "certificate",
 }
 
 
 def test_the_page_on_security_says_which_processes_may_have_which_key() -> None:
     """H76: the table is that of the code, which a test compares with the memory of real processes."""
-    rows = [
-        f"| {WHAT_A_KEY_IS_FOR[purpose]} | {'; '.join(holder.value for holder in Holder if holder in holders)} |"
-        for purpose, holders in MAY_HOLD.items()
-    ]
-    assert "\n".join(["|---|---|", *rows, ""]) in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    head = ["process", *(COLUMN_OF_A_KEY[purpose] for purpose in MAY_HOLD)]
+    rows = [[one.value, *("yes" if one in holders else "-" for holders in MAY_HOLD.values())] for one in Holder]
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    table = "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+    assert table + "\n\n" in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     assert set(MAY_HOLD) == {None, *Purpose}
