@@ -37,14 +37,34 @@ def test_every_link_inside_the_repository_leads_somewhere(document: Path) -> Non
     assert [target for target in targets if not (document.parent / target).exists()] == []
 
 
+CONTRACT = ROOT / "docs" / "contract"
+# A row of the index, such as `| H20 to H28 | [events to a subtask](contract/events.md#events-to-a-subtask) |`.
+INDEXED = re.compile(r"^\| H(\d+)(?: to H(\d+))? \| \[(.+)\]\(contract/([\w-]+\.md)#[\w-]+\) \|$", re.MULTILINE)
+
+
 def rules() -> list[str]:
-    return RULE.findall((ROOT / "docs" / "contract.md").read_text(encoding="utf-8"))
+    return [rule for page in sorted(CONTRACT.glob("*.md")) for rule in RULE.findall(page.read_text(encoding="utf-8"))]
 
 
-def test_the_rules_of_the_contract_are_numbered_once_and_in_order() -> None:
-    numbers = [int(rule[1:]) for rule in rules()]
-    assert numbers
-    assert numbers == sorted(set(numbers))
+def test_the_rules_of_the_contract_are_numbered_once_and_in_order_on_each_page() -> None:
+    for page in CONTRACT.glob("*.md"):
+        numbers = [int(rule[1:]) for rule in RULE.findall(page.read_text(encoding="utf-8"))]
+        assert numbers == sorted(numbers)
+    assert len(rules()) == len(set(rules())) > 0
+
+
+def test_the_index_of_the_contract_leads_to_each_rule() -> None:
+    index = [
+        (page, title.lower(), int(first), int(last or first))
+        for first, last, title, page in INDEXED.findall((ROOT / "docs" / "contract.md").read_text(encoding="utf-8"))
+    ]
+    sections = [
+        (page.name, title.lower(), int(numbers[0][1:]), int(numbers[-1][1:]))
+        for page in CONTRACT.glob("*.md")
+        for title, text in re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for numbers in [RULE.findall(text)]
+    ]
+    assert index == sorted(sections, key=lambda section: section[2])
 
 
 def test_every_rule_that_the_code_cites_is_in_the_contract() -> None:
