@@ -219,6 +219,15 @@ def test_every_link_of_the_site_leads_to_a_place_on_it(site: Path) -> None:
     assert broken == []
 
 
+def test_a_list_on_the_site_begins_with_the_number_that_it_is_written_with(site: Path) -> None:
+    """The code cites facts about Spark by their numbers, which go on from section to section."""
+    written = re.findall(
+        r"^## .+\n\n(\d+)\. ", (ROOT / "docs" / "spark-facts.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    page = (site / "spark-facts.html").read_text(encoding="utf-8")
+    assert ["1", *re.findall(r'<ol start="(\d+)">', page)] == written
+
+
 def test_the_site_has_an_entry_for_every_name_of_the_front_door(site: Path) -> None:
     ids = {name for page in (site / "reference").glob("*.html") for name in Anchors(page).ids}
     assert [name for name in front_names() if name not in ids] == []
