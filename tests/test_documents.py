@@ -79,6 +79,18 @@ def test_every_rule_that_the_code_cites_is_in_the_contract() -> None:
     assert unknown == []
 
 
+@pytest.mark.parametrize(
+    ("page", "entry"),
+    [("spark-facts.md", r"^(\d+)\. "), ("flink-parity.md", r"^\| ([RGS]\d+) \| ")],
+    ids=["spark-facts", "flink-parity"],
+)
+def test_the_index_of_a_page_has_the_numbers_of_each_section(page: str, entry: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    index = re.findall(r"^\| \[.+\]\(#[\w-]+\) \| (\w+)(?: to (\w+))? \|$", text, re.MULTILINE)
+    sections = [re.findall(entry, section, re.MULTILINE) for section in text.split("\n## ")[1:]]
+    assert [(first, last or first) for first, last in index] == [(numbers[0], numbers[-1]) for numbers in sections]
+
+
 FAULTS = ROOT / "tests" / "spark" / "faults"
 NAMED_TEST = re.compile(r"`(?:tests/spark/)?(test_\w+\.py)::(test_\w+)")
 
