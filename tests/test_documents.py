@@ -37,14 +37,34 @@ def test_every_link_inside_the_repository_leads_somewhere(document: Path) -> Non
     assert [target for target in targets if not (document.parent / target).exists()] == []
 
 
+CONTRACT = ROOT / "docs" / "contract"
+# A row of the index, such as `| H20 to H28 | [events to a subtask](contract/events.md#events-to-a-subtask) |`.
+INDEXED = re.compile(r"^\| H(\d+)(?: to H(\d+))? \| \[(.+)\]\(contract/([\w-]+\.md)#[\w-]+\) \|$", re.MULTILINE)
+
+
 def rules() -> list[str]:
-    return RULE.findall((ROOT / "docs" / "contract.md").read_text(encoding="utf-8"))
+    return [rule for page in sorted(CONTRACT.glob("*.md")) for rule in RULE.findall(page.read_text(encoding="utf-8"))]
 
 
-def test_the_rules_of_the_contract_are_numbered_once_and_in_order() -> None:
-    numbers = [int(rule[1:]) for rule in rules()]
-    assert numbers
-    assert numbers == sorted(set(numbers))
+def test_the_rules_of_the_contract_are_numbered_once_and_in_order_on_each_page() -> None:
+    for page in CONTRACT.glob("*.md"):
+        numbers = [int(rule[1:]) for rule in RULE.findall(page.read_text(encoding="utf-8"))]
+        assert numbers == sorted(numbers)
+    assert len(rules()) == len(set(rules())) > 0
+
+
+def test_the_index_of_the_contract_leads_to_each_rule() -> None:
+    index = [
+        (page, title.lower(), int(first), int(last or first))
+        for first, last, title, page in INDEXED.findall((ROOT / "docs" / "contract.md").read_text(encoding="utf-8"))
+    ]
+    sections = [
+        (page.name, title.lower(), int(numbers[0][1:]), int(numbers[-1][1:]))
+        for page in CONTRACT.glob("*.md")
+        for title, text in re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for numbers in [RULE.findall(text)]
+    ]
+    assert index == sorted(sections, key=lambda section: section[2])
 
 
 def test_every_rule_that_the_code_cites_is_in_the_contract() -> None:
@@ -57,6 +77,18 @@ def test_every_rule_that_the_code_cites_is_in_the_contract() -> None:
         if cited not in known
     ]
     assert unknown == []
+
+
+@pytest.mark.parametrize(
+    ("page", "entry"),
+    [("spark-facts.md", r"^(\d+)\. "), ("flink-parity.md", r"^\| ([RGS]\d+) \| ")],
+    ids=["spark-facts", "flink-parity"],
+)
+def test_the_index_of_a_page_has_the_numbers_of_each_section(page: str, entry: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    index = re.findall(r"^\| \[.+\]\(#[\w-]+\) \| (\w+)(?: to (\w+))? \|$", text, re.MULTILINE)
+    sections = [re.findall(entry, section, re.MULTILINE) for section in text.split("\n## ")[1:]]
+    assert [(first, last or first) for first, last in index] == [(numbers[0], numbers[-1]) for numbers in sections]
 
 
 FAULTS = ROOT / "tests" / "spark" / "faults"
@@ -199,27 +231,36 @@ def test_every_link_of_the_site_leads_to_a_place_on_it(site: Path) -> None:
     assert broken == []
 
 
+def test_a_list_on_the_site_begins_with_the_number_that_it_is_written_with(site: Path) -> None:
+    """The code cites facts about Spark by their numbers, which go on from section to section."""
+    written = re.findall(
+        r"^## .+\n\n(\d+)\. ", (ROOT / "docs" / "spark-facts.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    page = (site / "spark-facts.html").read_text(encoding="utf-8")
+    assert ["1", *re.findall(r'<ol start="(\d+)">', page)] == written
+
+
 def test_the_site_has_an_entry_for_every_name_of_the_front_door(site: Path) -> None:
     ids = {name for page in (site / "reference").glob("*.html") for name in Anchors(page).ids}
     assert [name for name in front_names() if name not in ids] == []
 
 
-WHAT_A_KEY_IS_FOR = {
-    None: "the secret",
-    Purpose.TASKS: "tasks of one operator",
-    Purpose.RELAY: "the relay in the JVM of one driver",
-    Purpose.CONTROL: "requests of one driver",
-    Purpose.STREAMS: "the plan of one stream",
-    Purpose.ATTEMPTS: "tokens of attempts",
-    Purpose.CERTIFICATE: "the certificate's private key",
+COLUMN_OF_A_KEY = {
+    None: "secret",
+    Purpose.TASKS: "tasks",
+    Purpose.RELAY: "relay",
+    Purpose.CONTROL: "requests",
+    Purpose.STREAMS: "plan",
+    Purpose.ATTEMPTS: "tokens",
+    Purpose.CERTIFICATE: "certificate",
 }
 
 
 def test_the_page_on_security_says_which_processes_may_have_which_key() -> None:
     """H76: the table is that of the code, which a test compares with the memory of real processes."""
-    rows = [
-        f"| {WHAT_A_KEY_IS_FOR[purpose]} | {'; '.join(holder.value for holder in Holder if holder in holders)} |"
-        for purpose, holders in MAY_HOLD.items()
-    ]
-    assert "\n".join(["|---|---|", *rows, ""]) in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    head = ["process", *(COLUMN_OF_A_KEY[purpose] for purpose in MAY_HOLD)]
+    rows = [[one.value, *("yes" if one in holders else "-" for holders in MAY_HOLD.values())] for one in Holder]
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    table = "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+    assert table + "\n\n" in (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     assert set(MAY_HOLD) == {None, *Purpose}

@@ -2,9 +2,9 @@
 
 """The figures that machines read, as a table: name, kind, unit, labels, meaning, and how a status gives the value.
 
-The table is the source for Prometheus, for Spark's metrics and for the table in docs/observability.md. Names follow
-Prometheus' conventions: base units (seconds, bytes) at the end, and ``_total`` for counters. Labels are bounded by the
-number of operators and by fixed lists of states; a subtask is never a label.
+The table is the source for Prometheus, for Spark's metrics and for the table in docs/observability/metrics.md. Names
+follow Prometheus' conventions: base units (seconds, bytes) at the end, and ``_total`` for counters. Labels are bounded
+by the number of operators and by fixed lists of states; a subtask is never a label.
 """
 
 from __future__ import annotations

@@ -33,5 +33,7 @@ def queries(rate_interval: str) -> dict[str, str]:
 
 def alerts() -> dict[str, str]:
     """The expressions of the alerts that the page recommends, by their names."""
-    section = (DOCS / "observability.md").read_text().partition("| alert | expression |")[2].partition("\n\n")[0]
+    section = (
+        (DOCS / "observability" / "metrics.md").read_text().partition("| alert | expression |")[2].partition("\n\n")[0]
+    )
     return dict(re.findall(r"^\| (.+) \| `(.+)` \|$", section, re.MULTILINE))

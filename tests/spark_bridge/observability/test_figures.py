@@ -28,7 +28,7 @@ from spark_bridge.observability.status import (
 from spark_bridge.observability.status_server import Request, Unavailable
 from tests.spark_bridge.observability.statuses import NOW, attempt, checkpoint, operator, run, sidecar
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "observability.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "observability" / "metrics.md"
 SCRAPE = Request("/metrics", {}, "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5")
 
 
