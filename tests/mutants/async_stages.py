@@ -14,14 +14,22 @@ records-are-taken-before-there-is-a-place [found; H180]
   - elif more and (pull or flights.has_capacity):
   + elif more:
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._take
-  - taken = _Record(record, encode_entry(record) if self._keeps else None, item)
-  + [self._context._calls.wait_until(self._something_landed) for _ in iter(lambda: self._flights.has_capacity, True)]; \
-taken = _Record(record, encode_entry(record) if self._keeps else None, item)
+  - encoded = encode_entry(record) if self._keeps else None
+  + [self._context._calls.wait_until(self.has_results) for _ in iter(lambda: self._flights.has_capacity, True)]; \
+encoded = encode_entry(record) if self._keeps else None
 results-leave-after-they-were-taken [found; H180]
   A result that was given out is in the checkpoint that is taken before the stage goes on.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage._results
-  - yield leaving.value
-  + self._leaving = leaving; yield leaving.value; self._leaving = None
+  - yield value
+  + self._leaving = leaving; yield value; self._leaving = None
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._results
+  - leaving.clear()
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage._results
+  - self._spare.append(leaving)
+results-wait-for-the-stage-before [new; H180]
+  The result of an async stage leaves only when the async stage before it has one.
+  @ spark_bridge.subtask.coroutines.stage:AsyncStage.has_results
+  ~ or (fed_has_results is not None and fed_has_results()) => or False
 results-lose-their-effects [found; H180]
   A checkpoint holds a result without its events and counts.
   @ spark_bridge.subtask.coroutines.stage:_Record.result
