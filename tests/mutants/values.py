@@ -16,8 +16,8 @@ int96-in-nanoseconds [found; H171]
 instants-without-a-zone [new; H171]
   Times in INT96 lose their zone.
   @ spark_bridge.sources.files.parquet_files:_in_utc
-  - return pa.timestamp("us", "UTC")
-  + return pa.timestamp("us")
+  - return pyarrow.timestamp("us", "UTC")
+  + return pyarrow.timestamp("us")
 numbers-with-leading-zeros [found; H171]
   A postal code that comes after the head of a file loses its zeros.
   @ spark_bridge.sources.files.csv_files:_numbers

@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pyarrow
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
@@ -24,9 +26,6 @@ from spark_bridge.sources.files.format import FileFormat
 from spark_bridge.sources.files.task import FORMATS, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 log = get_logger("headgate.sources")
 
@@ -119,7 +118,7 @@ class FileSource(Source):
             check_csv_options(csv_options)
         self._settings = FileFormat(
             "",
-            None if schema is None else schema.serialize().to_pybytes(),
+            schema,
             schema is None,
             batch_rows,
             block_bytes,
@@ -258,8 +257,7 @@ class FileSource(Source):
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
-        settings = replace(self._settings, name=self.file_format, root=self._root())
-        settings = replace(settings, schema=self.schema.serialize().to_pybytes())
+        settings = replace(self._settings, name=self.file_format, root=self._root(), schema=self.schema)
         return partial(FileReader, settings, self._rate_limit_per_s)
 
 

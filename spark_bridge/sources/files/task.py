@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from gzip import BadGzipFile
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
+
+import pyarrow
 
 from spark_bridge.common.arrow_types import conform
-from spark_bridge.common.extras import require
 from spark_bridge.common.urls import filesystem_of
 from spark_bridge.sources.files.csv_files import csv_schema, read_csv
 from spark_bridge.sources.files.format import NO_END, FileFormat
 from spark_bridge.sources.files.json_files import json_schema, read_json
 from spark_bridge.sources.files.parquet_files import parquet_schema, read_parquet
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 FORMATS = ("json", "csv", "parquet")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".snappy")
@@ -64,23 +62,21 @@ class FileReader(SplitReader):
         self.rate_limit_per_s = rate_limit_per_s
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
-        import pyarrow
-
         path, start, end = split
         if is_compressed(path):
             end = NO_END  # the sizes that the driver sees are those of the compressed file
-        file_format, schema = self._format, self._format.arrow_schema
+        file_format, schema = self._format, self._format.schema
         with _named(path), closing(open_file(path, file_format.storage_options)) as file:
             texts = file_format.values_of_folders(path)
             file_format.check_known(pyarrow.schema([(name, pyarrow.string()) for name in texts]))
             in_folders = [(one, _value(texts[one.name], one)) for one in schema if one.name in texts]
             for one, _ in in_folders:
                 schema = schema.remove(schema.get_field_index(one.name))
-            in_file = replace(file_format, schema=schema.serialize().to_pybytes())
+            in_file = replace(file_format, schema=schema)
             for after, table in self._read(file, in_file, start, end, position):
                 file_format.check_known(table.schema)
                 whole = _with_values(table, in_folders)
-                yield after, conform(whole, file_format.arrow_schema, utc_is_named=not file_format.inferred)
+                yield after, conform(whole, file_format.schema, utc_is_named=not file_format.inferred)
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
@@ -91,20 +87,16 @@ class FileReader(SplitReader):
 
 def _value(text: str | None, field: pyarrow.Field) -> Any:
     """What the name of a folder says, in the type of the column."""
-    from pyarrow import scalar, string
-
     try:
-        return scalar(text, string()).cast(field.type)
+        return pyarrow.scalar(text, pyarrow.string()).cast(field.type)
     except ValueError as error:
         raise ValueError(f"column {field.name!r} is {text!r} in the name of a folder: {error}") from error
 
 
 def _with_values(table: Any, in_folders: list[tuple[pyarrow.Field, Any]]) -> Any:
     """The table with the columns that folders name. A file may have them, too, and then says the same."""
-    from pyarrow import repeat
-
     for field, value in in_folders:
-        column, place = repeat(value, table.num_rows), table.schema.get_field_index(field.name)
+        column, place = pyarrow.repeat(value, table.num_rows), table.schema.get_field_index(field.name)
         if place < 0:
             table = table.append_column(field, column)
         elif table.column(place).to_pylist() != column.to_pylist():
@@ -128,9 +120,6 @@ def read_schema(path: str, file_format: FileFormat) -> pyarrow.Schema:
 
     Raises ``ValueError`` if it has no rows, or nothing holds the numbers in it.
     """
-    require("pyarrow", "dataframe")
-    import pyarrow
-
     with _named(path), closing(open_file(path, file_format.storage_options)) as file:
         schema = _SCHEMAS[file_format.name](file, file_format)
     if schema is None:

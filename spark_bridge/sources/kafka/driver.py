@@ -10,8 +10,10 @@ from contextlib import closing
 from datetime import datetime
 from functools import cached_property, partial
 from operator import gt, itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from zlib import crc32
+
+import pyarrow
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.sources.enumerators import (
@@ -26,9 +28,6 @@ from spark_bridge.sources.errors import SourceUnreachable
 from spark_bridge.sources.kafka.task import CHECK, OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 ANSWER_TIMEOUT_S = 30.0
 """How long the brokers may take for one answer."""

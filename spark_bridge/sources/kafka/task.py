@@ -15,18 +15,16 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spark_bridge.common.extras import require
+import confluent_kafka
+import pyarrow
+
 from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.source import SplitReader
 
 CHECK = "Check the brokers in servers=, the name of the topic, and what the client may do (config=)"
-
-if TYPE_CHECKING:
-    import confluent_kafka
-    import pyarrow
 
 OWN_CONFIG = frozenset(
     {
@@ -77,9 +75,6 @@ class KafkaClient:
     """A consumer that reads the partitions it is told to, and the last errors that it has reported."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        require("confluent_kafka", "kafka")
-        import confluent_kafka
-
         self.api = confluent_kafka
         self.secrets = Secrets("config", settings.config)
         self._problems = _Problems(self.secrets)
@@ -372,8 +367,6 @@ def _offset(message: confluent_kafka.Message) -> int:
 
 def arrow_schema() -> pyarrow.Schema:
     """The columns of Spark's own Kafka source, in its order."""
-    import pyarrow
-
     header = pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())])
     return pyarrow.schema(
         [
@@ -404,8 +397,6 @@ def _microseconds(topic: str, partition: int, message: confluent_kafka.Message) 
 
 
 def _batch_maker() -> Any:
-    import pyarrow
-
     schema = arrow_schema()
 
     def to_batch(topic: str, partition: int, messages: list[confluent_kafka.Message]) -> pyarrow.RecordBatch:

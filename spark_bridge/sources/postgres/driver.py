@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow
 from psycopg import sql
 
 from actors.coordination import SplitEnumerator, SplitEnumeratorContext
@@ -57,9 +58,6 @@ from spark_bridge.sources.postgres.task import (
 )
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 SLOT_TIMEOUT_S = 30.0
 """The server creates a slot when all transactions that were open have ended."""
@@ -219,8 +217,6 @@ class PostgresSource(Source):
     @cached_property
     def schema(self) -> pyarrow.Schema:
         """The columns, as a ``pyarrow.Schema``. Asks the server, and blocks."""
-        import pyarrow
-
         found = {column.name: column for column in self._table_as_planned.columns}
         fields = [pyarrow.field(column, arrow_type(found[column])) for column in self.columns]
         fields += [pyarrow.field(self._op_column, pyarrow.string())] if self._op_column else []
@@ -239,7 +235,7 @@ class PostgresSource(Source):
             self._key,
             self._table_as_planned.types[self._key],
             tuple(self.columns),
-            self.schema.serialize().to_pybytes(),
+            self.schema,
             self._op_column,
             self._lsn_column,
             self._slot,

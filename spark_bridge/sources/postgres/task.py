@@ -20,10 +20,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
@@ -41,9 +41,6 @@ from spark_bridge.sources.postgres.table import (
     why_no_changes,
 )
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 BATCH_BYTES = 4 * 2**20
 """How large the messages are, about, whose changes make one batch at most, unless a single one is larger."""
@@ -72,7 +69,7 @@ _IN_TRANSACTION = {**_FORMATS, "idle_in_transaction_session_timeout": "0", "tran
 
 @dataclass(frozen=True)
 class PostgresSettings:
-    """How a table is read. ``schema`` is that of the batches, in Arrow's own format.
+    """How a table is read. ``schema`` is that of the batches.
 
     ``oid`` is the server's number of the table, ``identity`` the columns that tell its rows apart.
     """
@@ -82,7 +79,7 @@ class PostgresSettings:
     key: str
     key_type: str
     columns: tuple[str, ...]
-    schema: bytes
+    schema: pyarrow.Schema
     op_column: str | None
     lsn_column: str | None
     slot: str | None
@@ -254,7 +251,7 @@ class PostgresReader(SplitReader):
 
     def _check_columns(self, found: Sequence[Column], where: str) -> None:
         settings = self._settings
-        why = why_columns_differ(found, self._schema, settings.columns, are_all=settings.has_all_columns)
+        why = why_columns_differ(found, self._settings.schema, settings.columns, are_all=settings.has_all_columns)
         if why is not None:
             raise SourceDataLost(
                 f"the columns of {'.'.join(settings.table)} are not those that are read{where}: {why}. Pass columns= "
@@ -483,29 +480,19 @@ class PostgresReader(SplitReader):
 
     # --- Arrow ----------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _schema(self) -> pyarrow.Schema:
-        import pyarrow
-
-        return pyarrow.ipc.read_schema(pyarrow.BufferReader(self._settings.schema))
-
     def _batch(self, columns: dict[str, list[Any]], ops: list[str], lsns: list[int]) -> pyarrow.RecordBatch:
-        import pyarrow
-
         arrays = []
-        for one in self._schema:
+        for one in self._settings.schema:
             if one.name == self._settings.op_column:
                 arrays.append(pyarrow.array(ops, one.type))
             elif one.name == self._settings.lsn_column:
                 arrays.append(pyarrow.array(lsns, one.type))
             else:
                 arrays.append(self._column(one, columns.get(one.name, []), columns.get(self._settings.key, [])))
-        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._settings.schema)
 
     def _column(self, field: pyarrow.Field, texts: list[str | None], keys: list[str | None]) -> pyarrow.Array:
         """Convert a column. Raises ``ValueError``, which names the first value that its type does not have."""
-        import pyarrow
-
         try:
             return _array(texts, field.type)
         except pyarrow.ArrowInvalid:
@@ -533,8 +520,6 @@ def _texts(cursor: psycopg.Cursor[Any]) -> list[tuple[str | None, ...]]:
 
 def _array(texts: list[str | None], type_: pyarrow.DataType) -> pyarrow.Array:
     """A column of the values that PostgreSQL writes as these texts."""
-    import pyarrow
-
     if pyarrow.types.is_boolean(type_):
         return pyarrow.array([None if one is None else one.startswith("t") for one in texts], type_)
     if pyarrow.types.is_binary(type_):

@@ -11,16 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spark_bridge.common.extras import require
+import pyarrow
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from spark_bridge.common.redis_clients import client_of
 from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
-    import redis
 
 OPEN_MAX = 100_000
 BATCHES_MAX = 16
@@ -38,14 +39,13 @@ class RedisReader(SplitReader):
     def __init__(
         self,
         url: str,
-        schema: bytes,
+        schema: pyarrow.Schema,
         id_column: str | None,
         batch_rows: int,
         rate_limit_per_s: float | None,
     ) -> None:
-        """``schema`` is in Arrow's own format."""
         self._url = url
-        self._schema_bytes = schema
+        self._schema = schema
         self._id_column = id_column
         self._batch_rows = batch_rows
         self.rate_limit_per_s = rate_limit_per_s
@@ -71,7 +71,7 @@ class RedisReader(SplitReader):
     def _read_until(
         self, client: redis.Redis, stream: str, position: str | None, until: str
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
-        to_batch = _batch_maker(stream, self._schema_bytes, self._id_column)
+        to_batch = _batch_maker(stream, self._schema, self._id_column)
         while True:
             first = "-" if position is None else f"({position}"
             entries: Any = client.xrange(stream, first, until, self._batch_rows)
@@ -85,7 +85,7 @@ class RedisReader(SplitReader):
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         if self._tails is None:
             self._tails = _Tails(client, self._batch_rows)
-        to_batch = _batch_maker(stream, self._schema_bytes, self._id_column)
+        to_batch = _batch_maker(stream, self._schema, self._id_column)
         self._tails.open(stream, position)
         count = self._counts[stream] = _Count(from_start=position is None)
         while True:
@@ -98,8 +98,6 @@ class RedisReader(SplitReader):
 
     def backlog(self, split: Any, position: Any) -> int:
         """How many entries are left. Exact for a stream that is read from its beginning or was once read to its end."""
-        import redis
-
         stream, until = split
         try:
             info: Any = self._connected().xinfo_stream(stream)
@@ -226,8 +224,6 @@ def entry_number(text: str | bytes) -> int:
 
 def last_id(client: Any, stream: str) -> str | None:
     """The greatest id that a stream has ever had, also if its entries are deleted; None if there is no such stream."""
-    import redis
-
     try:
         return _last_id_of(client.xinfo_stream(stream))
     except redis.ResponseError as error:
@@ -265,20 +261,12 @@ def _lost(stream: str, position: str, what: str) -> SourceDataLost:
 
 def connect(url: str) -> redis.Redis:
     """Return a client. It repeats what fails for some seconds, because reading changes nothing."""
-    require("redis", "redis")
-    from redis.backoff import ExponentialBackoff
-    from redis.retry import Retry
-
-    from spark_bridge.common.redis_clients import client_of
-
     return client_of(url, lambda: Retry(ExponentialBackoff(cap=2.0, base=0.1), RETRIES))
 
 
 @contextmanager
 def reached(url: str, source: str) -> Iterator[Any]:
     """A client for the driver's half. Raises ``SourceUnreachable`` if the server does not answer, or wants a login."""
-    require("redis", "redis")
-    import redis
 
     def unreachable(text: str) -> SourceUnreachable:
         return SourceUnreachable(
@@ -291,12 +279,9 @@ def reached(url: str, source: str) -> Iterator[Any]:
         yield client
 
 
-def _batch_maker(stream: str, schema_bytes: bytes, id_column: str | None) -> Callable[[list[Any]], pyarrow.RecordBatch]:
-    require("pyarrow", "dataframe")
-    import pyarrow
-
-    schema = pyarrow.ipc.read_schema(pyarrow.BufferReader(schema_bytes))
-
+def _batch_maker(
+    stream: str, schema: pyarrow.Schema, id_column: str | None
+) -> Callable[[list[Any]], pyarrow.RecordBatch]:
     def column(field: pyarrow.Field, entries: list[Any]) -> pyarrow.Array:
         if field.name == id_column:
             values = [entry_id for entry_id, _ in entries]
