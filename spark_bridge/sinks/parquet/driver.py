@@ -147,7 +147,7 @@ class ParquetCommitter(TwoPhaseCommitter):
 
     def prepared(self) -> Iterable[str]:
         """The noted files, except those whose committer died before it deleted the note."""
-        noted = [Committable(name) for name in self.folder.noted() if PartName.parse(name) is not None]
+        noted = [Committable(name) for name in self.folder.staged() if PartName.parse(name) is not None]
         if not noted:
             return []
         uncommitted = {part.name for part in self._uncommitted(self._loaded(), noted)}
