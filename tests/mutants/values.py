@@ -145,7 +145,7 @@ nameless-value [found; H171]
 queries-share-a-plan [found; H173]
   A second query takes the plan of the first one.
   @ spark_bridge.streams.driver:StreamPlanner._begin
-  - if not (self._first.last or self._is_first_taken):
+  - if not (self._first.state.last or self._is_first_taken):
   + if True:
 tables-without-an-identity-are-published [found; H170]
   A PostgreSQL table without a replica identity is published, and the application's updates fail.
