@@ -171,7 +171,7 @@ LAYERS = (
     Layer("spark_bridge/sources/source.py", SOURCES | {"actors"}),
     Layer("spark_bridge/sources/files/driver.py", SOURCES | {"actors", "pyarrow"}),
     Layer("spark_bridge/sources/files/", SOURCES | {"pyarrow"}),
-    Layer("spark_bridge/sources/kafka/driver.py", SOURCES | {"actors", "pyarrow"}),
+    Layer("spark_bridge/sources/kafka/driver.py", SOURCES | {"actors", "confluent_kafka", "pyarrow"}),
     Layer("spark_bridge/sources/kafka/task.py", SOURCES | {"confluent_kafka", "pyarrow"}),
     Layer("spark_bridge/sources/postgres/driver.py", SOURCES | {"actors", "anyio", "psycopg", "pyarrow"}),
     Layer("spark_bridge/sources/postgres/stream.py", SOURCES | {"psycopg"}),
