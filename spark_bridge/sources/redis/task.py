@@ -9,7 +9,7 @@ split never ends. A position is the id of the last entry that was read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,8 +24,8 @@ from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.source import SplitReader
 
 OPEN_MAX = 100_000
-BATCHES_MAX = 16
 RETRIES = 8
+BATCHES_MAX = 16
 """A task holds at most so many batches that it has read and not passed on, or one entry of each stream."""
 CHECK_EVERY_S = 5.0
 """How often a task looks whether the streams that never end are still the same."""
@@ -71,27 +71,47 @@ class RedisReader(SplitReader):
     def _read_until(
         self, client: redis.Redis, stream: str, position: str | None, until: str
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
-        to_batch = _batch_maker(stream, self._schema, self._id_column)
         while True:
             first = "-" if position is None else f"({position}"
             entries: Any = client.xrange(stream, first, until, self._batch_rows)
             if not entries:
                 return
             position = entries[-1][0].decode()
-            yield position, to_batch(entries)
+            yield position, self._batch(stream, entries)
 
     def _follow(
         self, client: redis.Redis, stream: str, position: str | None
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         if self._tails is None:
             self._tails = _Tails(client, self._batch_rows)
-        to_batch = _batch_maker(stream, self._schema, self._id_column)
         self._tails.open(stream, position)
         count = self._counts[stream] = _Count(from_start=position is None)
         while True:
             entries = self._tails.take(stream)
             count.read += len(entries)
-            yield (entries[-1][0].decode(), to_batch(entries)) if entries else None
+            yield (entries[-1][0].decode(), self._batch(stream, entries)) if entries else None
+
+    def _batch(self, stream: str, entries: list[Any]) -> pyarrow.RecordBatch:
+        columns = [self._column(stream, field, entries) for field in self._schema]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _column(self, stream: str, field: pyarrow.Field, entries: list[Any]) -> pyarrow.Array:
+        if field.name == self._id_column:
+            values = [entry_id for entry_id, _ in entries]
+        else:
+            name = field.name.encode()
+            values = [fields.get(name) for _, fields in entries]
+        raw = pyarrow.array(values, pyarrow.binary())
+        if pyarrow.types.is_binary(field.type):
+            return raw
+        try:
+            return raw.cast(pyarrow.string()).cast(field.type)
+        except pyarrow.ArrowInvalid as error:
+            first, last = (entries[at][0].decode() for at in (0, -1))
+            raise ValueError(
+                f"stream {stream!r}, entries {first} to {last}: a value of the field {field.name!r} is not of the type "
+                f"{field.type} ({error}): change its type in the schema, to pyarrow.string() for any text"
+            ) from error
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
@@ -277,30 +297,3 @@ def reached(url: str, source: str) -> Iterator[Any]:
     failures = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
     with Secrets("url", url).kept(failures, unreachable), connect(url) as client:
         yield client
-
-
-def _batch_maker(
-    stream: str, schema: pyarrow.Schema, id_column: str | None
-) -> Callable[[list[Any]], pyarrow.RecordBatch]:
-    def column(field: pyarrow.Field, entries: list[Any]) -> pyarrow.Array:
-        if field.name == id_column:
-            values = [entry_id for entry_id, _ in entries]
-        else:
-            name = field.name.encode()
-            values = [fields.get(name) for _, fields in entries]
-        raw = pyarrow.array(values, pyarrow.binary())
-        if pyarrow.types.is_binary(field.type):
-            return raw
-        try:
-            return raw.cast(pyarrow.string()).cast(field.type)
-        except pyarrow.ArrowInvalid as error:
-            first, last = (entries[at][0].decode() for at in (0, -1))
-            raise ValueError(
-                f"stream {stream!r}, entries {first} to {last}: a value of the field {field.name!r} is not of the type "
-                f"{field.type} ({error}): change its type in the schema, to pyarrow.string() for any text"
-            ) from error
-
-    def to_batch(entries: list[Any]) -> pyarrow.RecordBatch:
-        return pyarrow.RecordBatch.from_arrays([column(field, entries) for field in schema], schema=schema)
-
-    return to_batch
