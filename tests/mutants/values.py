@@ -269,12 +269,12 @@ rules-of-a-table-are-ignored [found; H170]
   + if False:
 types-of-a-table-are-ignored [found; H170]
   A sink starts on an Iceberg table with other types, and each commit fails.
-  @ spark_bridge.sinks.parquet.fitting:_of_field
-  - elif _plain(our) != _plain(their) and not is_read_as(our, their):
+  @ spark_bridge.sinks.parquet.driver:ParquetCommitter._of_field
+  - elif _plain(our) != _plain(their) and not self.is_read_as(our, their):
   + elif False:
 tables-that-may-not-be-null [found; H170]
   Rows with NULL go into a table that has none in this column.
-  @ spark_bridge.sinks.parquet.fitting:_of_field
+  @ spark_bridge.sinks.parquet.driver:ParquetCommitter._of_field
   - if ours.nullable and not theirs.nullable:
   + if False:
 tables-change-before-the-commit [found; H170]
