@@ -88,11 +88,11 @@ def csv_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None
         )
     numbers = [one.name for one in batch.schema if _is_number(one.type)]
     _, texts = next(_batches(file, file_format, dict.fromkeys(numbers, pyarrow.string())))
-    types = {
+    exact = {
         name: _type_of(_nulled(texts.column(name), file_format), batch.schema.field(name).type) for name in numbers
     }
     columns = zip(names, batch, strict=True)
-    return pyarrow.schema([(name, types.get(name) or _named_type(name, column)) for name, column in columns])
+    return pyarrow.schema([(name, exact.get(name) or _named_type(name, column)) for name, column in columns])
 
 
 def _named_type(name: str, values: Any) -> Any:
@@ -144,16 +144,15 @@ def read_csv(
     file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
 ) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
     """Yield the rows from ``position`` on, in batches, each with the position after it."""
-    schema = file_format.schema
     offset, done = (0, 0) if position is None else (position, 0) if isinstance(position, int) else position[:2]
-    types = {one.name: one.type for one in schema}
-    checked = [name for name, found in types.items() if _is_checked(found, file_format.inferred)]
-    for read, batch in _batches(file, file_format, types | dict.fromkeys(checked, pyarrow.string()), offset, done):
+    wanted = {one.name: one.type for one in file_format.schema}
+    checked = [name for name, found in wanted.items() if _is_checked(found, file_format.inferred)]
+    for read, batch in _batches(file, file_format, wanted | dict.fromkeys(checked, pyarrow.string()), offset, done):
         done += batch.num_rows
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in checked:
             texts = _nulled(columns[name], file_format)
-            columns[name] = _numbers(name, texts, types[name], inferred=file_format.inferred)
+            columns[name] = _numbers(name, texts, wanted[name], inferred=file_format.inferred)
         yield [offset, done, read], pyarrow.record_batch(columns)
 
 

@@ -146,21 +146,18 @@ class FileSource(Source):
         is_local = "file" in filesystem.protocol
         found = _local_files(root, pattern) if is_local else _remote_files(filesystem, root, pattern)
         for path in found:
-            self._check_no_table(path.removeprefix(above))
+            parts = path.removeprefix(above).split("/")
+            kind = "a Delta" if "_delta_log" in parts else "an Iceberg" if path.endswith(".metadata.json") else ""
+            if kind and (kind == "a Delta" or "metadata" in parts):
+                raise ValueError(
+                    f"there is {kind} table in {self._url}: its folder has files with rows that were deleted or "
+                    "replaced. Read it with Spark's format for it, or copy its contents to Parquet files first"
+                )
         return sorted(
             (str(filesystem.unstrip_protocol(path)), size)
             for path, size in found.items()
             if size and not _is_hidden(path.removeprefix(above), named)
         )
-
-    def _check_no_table(self, path: str) -> None:
-        parts = path.split("/")
-        kind = "a Delta" if "_delta_log" in parts else "an Iceberg" if path.endswith(".metadata.json") else ""
-        if kind and (kind == "a Delta" or "metadata" in parts):
-            raise ValueError(
-                f"there is {kind} table in {self._url}: its folder has files with rows that were deleted or replaced. "
-                "Read it with Spark's format for it, or copy its contents to Parquet files first"
-            )
 
     def _root(self) -> str:
         """The folder below which the names of folders have values, as a URL."""

@@ -92,7 +92,10 @@ def read_json(
         _check_floats(block, table, schema, narrowest)
         for place, one in enumerate(schema):
             if one.type != texts.field(place).type:
-                table = table.set_column(place, one, _of_text(table.column(place), one))
+                try:
+                    table = table.set_column(place, one, table.column(place).cast(one.type))
+                except ValueError as error:
+                    raise ValueError(f"column {one.name!r}: {error}") from error
         yield after, table
 
 
@@ -101,13 +104,6 @@ def _as_text(found: Any) -> Any:
     if types.is_binary(found) or types.is_large_binary(found) or types.is_fixed_size_binary(found):
         raise ValueError(f"JSON has no bytes, and the schema has {found}: pass schema= with a string, and decode it")
     return pyarrow.string() if types.is_timestamp(found) or types.is_date(found) else found
-
-
-def _of_text(column: Any, field: pyarrow.Field) -> Any:
-    try:
-        return column.cast(field.type)
-    except ValueError as error:
-        raise ValueError(f"column {field.name!r}: {error}") from error
 
 
 def _unknown_as_text(found: Any) -> Any:
@@ -135,8 +131,8 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
             break
     if schema is None:
         return None
-    types = {one.name: one.type for one in schema} | _exact_types(b"".join(read), schema)
-    return pyarrow.schema([(one.name, with_leaves(types[one.name], _unknown_as_text)) for one in schema])
+    exact = {one.name: one.type for one in schema} | _exact_types(b"".join(read), schema)
+    return pyarrow.schema([(one.name, with_leaves(exact[one.name], _unknown_as_text)) for one in schema])
 
 
 def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
@@ -145,7 +141,7 @@ def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     if narrowest is None:
         return {}
     changed = {column: path for path, column, _, _ in _changed(block, schema, perhaps_changed(narrowest))}
-    types = {}
+    exact = {}
     for column, path in changed.items():
         numbers = [row[column] for row in _rows(block) if row.get(column) is not None]
         found = decimal_for(numbers) if path == column else None
@@ -154,8 +150,8 @@ def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
                 f"column {path!r} has numbers that a double would change, and its type is not found out: pass schema= "
                 "with a decimal for it"
             )
-        types[column] = found
-    return types
+        exact[column] = found
+    return exact
 
 
 def _narrowest_float(schema: pyarrow.Schema) -> Any:

@@ -41,7 +41,7 @@ def _schema_of(parquet: Any, wanted: list[str]) -> pyarrow.Schema:
     names = parquet.schema_arrow.names
     if twice := sorted({name for name in wanted if names.count(name) > 1}):
         raise ValueError(f"it has more than one column of the name {', '.join(twice)}: pass schema= without it")
-    fields = []
+    fields = {}
     at = 0  # a column in Parquet has no other columns in it, and its name does not say where it belongs
     for one in parquet.schema_arrow:
         leaves = [parquet.schema.column(number) for number in range(at, at + _leaf_count(one.type))]
@@ -56,8 +56,8 @@ def _schema_of(parquet: Any, wanted: list[str]) -> pyarrow.Schema:
         count, (times, changed) = sum(leaf.physical_type == "INT96" for leaf in leaves), _in_utc(one.type)
         if count and times != count:
             raise ValueError(f"column {one.name!r} has INT96 beside other times without a zone: leave it out")
-        fields.append(one.with_type(changed) if count else one)
-    return pyarrow.schema(fields)
+        fields[one.name] = one.with_type(changed) if count else one
+    return pyarrow.schema([fields[name] for name in wanted])
 
 
 def _leaf_count(found: Any) -> int:
@@ -89,7 +89,6 @@ def read_parquet(
     names, known = parquet.schema_arrow.names, file_format.schema
     wanted = names if file_format.inferred else [name for name in known.names if name in names]
     schema = _schema_of(parquet, wanted)
-    schema = pyarrow.schema([schema.field(name) for name in wanted])
     if missing := list(not_in([one for one in known if one.name in wanted], schema)):
         raise ValueError(
             f"it has no {', '.join(map(repr, missing))}: correct the schema, or read such files separately"

@@ -25,7 +25,13 @@ from spark_bridge.sources.files.json_files import json_schema, read_json
 from spark_bridge.sources.files.parquet_files import parquet_schema, read_parquet
 from spark_bridge.subtask.source import SplitReader
 
-FORMATS = ("json", "csv", "parquet")
+_FORMATS: dict[str, tuple[Callable[..., Any], Callable[..., Iterator[tuple[Any, Any]]]]] = {
+    "json": (json_schema, read_json),
+    "csv": (csv_schema, read_csv),
+    "parquet": (parquet_schema, read_parquet),
+}
+"""What finds the columns of a file, and what reads it."""
+FORMATS = tuple(_FORMATS)
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".snappy")
 
 
@@ -58,7 +64,7 @@ class FileReader(SplitReader):
 
     def __init__(self, file_format: FileFormat, rate_limit_per_s: float | None = None) -> None:
         self._format = file_format
-        self._read = _READERS[file_format.name]
+        _, self._read = _FORMATS[file_format.name]
         self.rate_limit_per_s = rate_limit_per_s
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
@@ -121,22 +127,10 @@ def read_schema(path: str, file_format: FileFormat) -> pyarrow.Schema:
     Raises ``ValueError`` if it has no rows, or nothing holds the numbers in it.
     """
     with _named(path), closing(open_file(path, file_format.storage_options)) as file:
-        schema = _SCHEMAS[file_format.name](file, file_format)
+        schema = _FORMATS[file_format.name][0](file, file_format)
     if schema is None:
         raise ValueError(f"{path} has no rows, so its columns are not known: pass schema=")
     for name in file_format.values_of_folders(path):
         if name not in schema.names:
             schema = schema.append(pyarrow.field(name, pyarrow.string()))
     return schema
-
-
-_READERS: dict[str, Callable[[BinaryIO, FileFormat, int, int, Any], Iterator[tuple[Any, Any]]]] = {
-    "json": read_json,
-    "csv": read_csv,
-    "parquet": read_parquet,
-}
-_SCHEMAS: dict[str, Callable[[BinaryIO, FileFormat], Any]] = {
-    "json": json_schema,
-    "csv": csv_schema,
-    "parquet": parquet_schema,
-}

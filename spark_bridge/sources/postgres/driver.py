@@ -252,7 +252,7 @@ class PostgresSource(Source):
     def _publication(self) -> str:
         return f"headgate_{self._slot}"
 
-    def create_slot(self) -> list[int | None] | None:
+    def create_slot(self) -> list[int | None]:
         """Create publication and slot if they do not exist, before anything is read. Blocks.
 
         Returns the identity of the table, which a checkpoint keeps: its number, that of its place in the publication,
@@ -314,10 +314,6 @@ class PostgresSource(Source):
                 self._check_replication(connection)
                 check_published(connection, self._table, self._publication, found.oid, place)
 
-    def _read_identity(self) -> list[int | None]:
-        """What ``_check_identity`` wants of a table that is read without changes. Blocks."""
-        return [self._look().oid, None, None]
-
     def _check_publication(self, connection: psycopg.Connection, oid: int) -> int:
         """What an earlier start left is this source's: otherwise no change of the table would ever come."""
         name = self._publication
@@ -368,7 +364,7 @@ class PostgresSource(Source):
 
         Blocks.
         """
-        type_ = sql.SQL(self.settings.key_type)
+        type_ = sql.SQL(self._table_as_planned.types[self._key])
         key, table = sql.Identifier(self._key), sql.Identifier(*self._table)
         query = sql.SQL(
             "SELECT {key}::text FROM (SELECT {key} FROM {table} WHERE {above} ORDER BY {key} OFFSET {skip} LIMIT 1) one"
@@ -494,8 +490,10 @@ class PostgresEnumerator(SplitEnumerator):
                 self._pending.add(SplitAt(await self._changes(), self._changes_to))
                 self._changes_to = None
             return
-        begin = self._source.create_slot if self._source.has_changes else self._source._read_identity
-        self._identity = await USER.run(begin)
+        if self._source.has_changes:
+            self._identity = await USER.run(self._source.create_slot)
+        else:
+            self._identity = [(await USER.run(self._source._look)).oid, None, None]
         ranges = await USER.run(lambda: [encode_split(one) for one in self._source.ranges()])
         await in_turns(self._pending.restore_in_steps(ranges))
         self._count = len(self._pending)

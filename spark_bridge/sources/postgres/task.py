@@ -52,6 +52,7 @@ IDLE_LOG_BYTES = 2**20
 """After so much log without changes of this table, the position moves on, so that the server can drop it."""
 RANGE_READ = "headgate/postgres-range-read"
 CHANGES_READ = "headgate/postgres-changes-read"
+"""With the place in the log before which all changes are read, and where a bounded source ends."""
 
 
 _FORMATS = {
@@ -145,11 +146,6 @@ def free_slot(connection: psycopg.Connection, slot: str) -> None:
     connection.execute(
         "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = %s", (slot,)
     )
-
-
-def changes_read_event(until: int) -> list[Any]:
-    """All changes before this place in the log are read, and a bounded source ends there."""
-    return [CHANGES_READ, until]
 
 
 def range_read_event(low: str | None, high: str | None, snapshot: str) -> list[Any]:
@@ -287,7 +283,7 @@ class PostgresReader(SplitReader):
             if until is not None:
                 self._close_stream()  # frees the slot for the run after this one
                 self._place, self._inside = max(until, self._place), None
-                self.context.send_event(changes_read_event(self._place))
+                self.context.send_event([CHANGES_READ, self._place])
                 return
             if not has_found:
                 yield self._idle(log_end)
