@@ -254,7 +254,7 @@ fields-of-a-composite-type-change [new; H171]
   + if True:
 numbers-lose-their-fraction [new; H171]
   A number that is not whole is cut for a column of integers.
-  @ spark_bridge.sinks.parquet.values:_integer
+  @ spark_bridge.sinks.parquet.task:_integer
   - if is_whole:
   + if True:
 unsigned-numbers-as-signed-ones [found; H171]

@@ -43,8 +43,6 @@ class SinkDirectory(SinkFolder):
         super().__init__(url, f".headgate-{quote(name, safe='')}", options)
         self._move = self._secrets.guarding(move_on(self._unguarded))
 
-    # --- parts being written ------------------------------------------------------------------------------
-
     def create(self, name: str) -> BinaryIO:
         """Open a new part in the staging directory."""
         self.prepare()
@@ -54,8 +52,6 @@ class SinkDirectory(SinkFolder):
     def sync_staging(self) -> None:
         """Make the names of all finished parts durable too."""
         self._sync(self._hidden)
-
-    # --- sealed parts -------------------------------------------------------------------------------------
 
     def publish(self, name: str) -> Published:
         """Move a sealed part to the readers' directory. Doing it again is harmless."""

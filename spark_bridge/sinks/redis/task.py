@@ -58,7 +58,6 @@ class RedisStream:
         return f"{self._beside(sink)}:commits"
 
     def destroy(self, client: redis.Redis, sink: str, parts: Iterable[str]) -> None:
-        """Delete parts that are staged, or begun."""
         with client.pipeline() as commands:
             for part in parts:
                 commands.delete(self.staged(sink, part))

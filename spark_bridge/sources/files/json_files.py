@@ -110,9 +110,6 @@ def _unknown_as_text(found: Any) -> Any:
     return pyarrow.string() if types.is_null(found) else _as_text(found)
 
 
-# --- the columns of a file -----------------------------------------------------------------------------------------
-
-
 def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None:
     """The columns of the first blocks, with types that hold what is in them; None if there are no rows.
 

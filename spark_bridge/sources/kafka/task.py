@@ -26,20 +26,14 @@ from spark_bridge.subtask.source import SplitReader
 
 CHECK = "Check the brokers in servers=, the name of the topic, and what the client may do (config=)"
 
-OWN_CONFIG = frozenset(
-    {
-        "auto.offset.reset",
-        "bootstrap.servers",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "enable.partition.eof",
-        "error_cb",
-        "group.id",
-        "group.instance.id",
-        "isolation.level",
-        "logger",
-    }
-)
+_FIXED_CONFIG = {
+    "auto.offset.reset": "error",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+}
+_OF_PARAMETERS = ("bootstrap.servers", "error_cb", "group.id", "group.instance.id", "isolation.level", "logger")
+OWN_CONFIG = frozenset((*_FIXED_CONFIG, *_OF_PARAMETERS))
 """What a user must not set in the client's configuration, because the positions depend on it, or it has a parameter."""
 
 OPEN_MAX = 100_000
@@ -83,16 +77,12 @@ class KafkaClient:
             "bootstrap.servers": settings.servers,
             "group.id": settings.group or "headgate",
             "isolation.level": settings.isolation_level,
-            "auto.offset.reset": "error",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
             "error_cb": self.problems.add,
         }
         # Below "critical", librdkafka logs each of many attempts to connect. Whatever fails for long is raised.
         quiet = {"client.id": "headgate", "log_level": 2}
         with self.secrets.kept():
-            self.consumer = Consumer({**quiet, **settings.config, **own}, logger=_log)
+            self.consumer = Consumer({**quiet, **settings.config, **_FIXED_CONFIG, **own}, logger=_log)
 
     def range_of(self, key: _Key, timeout_s: float) -> tuple[int, int]:
         """The first offset that a partition has, and the one after its last. Raises ``KafkaException``."""

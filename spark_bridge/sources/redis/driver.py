@@ -143,14 +143,7 @@ class RedisStreamsSource(Source):
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
-        return partial(
-            RedisReader,
-            self._url,
-            self.schema,
-            self._id_column,
-            self._batch_rows,
-            self._rate_limit_per_s,
-        )
+        return partial(RedisReader, self._url, self.schema, self._id_column, self._batch_rows, self._rate_limit_per_s)
 
 
 def _key(split: Any) -> str:

@@ -37,12 +37,7 @@ class RedisReader(SplitReader):
     """Reads the splits of a ``RedisStreamsSource``: yields ``pyarrow.RecordBatch`` objects, all with one schema."""
 
     def __init__(
-        self,
-        url: str,
-        schema: pyarrow.Schema,
-        id_column: str | None,
-        batch_rows: int,
-        rate_limit_per_s: float | None,
+        self, url: str, schema: pyarrow.Schema, id_column: str | None, batch_rows: int, rate_limit_per_s: float | None
     ) -> None:
         self._url = url
         self._schema = schema
