@@ -34,13 +34,7 @@ from actors.coordination.user_calls import call_each, in_turns
 from actors.logs import get_logger
 from actors.threads import USER
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.source_events import (
-    SplitAt,
-    StreamBatch,
-    decode_split,
-    encode_split,
-    parse_stream_batch,
-)
+from protocol.source_events import SplitAt, StreamBatch, decode_split, encode_split, parse_stream_batch
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, encode_entry, encode_state_in_steps
 from spark_bridge.common.errors import StreamRefused
 from spark_bridge.sources.source import Source

@@ -306,10 +306,10 @@ class PostgresSource(Source):
         ``identity`` is the number of the table, which another one with its name does not have; the number of its place
         in the publication; and the place in the log where the slot began. Without changes, these two are None.
         """
-        found = self._look()
+        self._look()
         oid, place, _ = identity
         with self._connect() as connection:
-            check_table(connection, found, self._table, oid)
+            found = check_table(connection, self._table, oid)
             if self.has_changes:
                 self._check_replication(connection)
                 check_published(connection, self._table, self._publication, found.oid, place)

@@ -107,10 +107,11 @@ class PostgresSettings:
             raise
 
 
-def check_table(connection: psycopg.Connection, found: TableFacts | None, table: tuple[str, str], oid: Any) -> None:
-    """Raise ``SourceDataLost`` if what has the table's name is not the table with this number."""
+def check_table(connection: psycopg.Connection, table: tuple[str, str], oid: Any) -> TableFacts:
+    """Look at the table. Raises ``SourceDataLost`` if what has its name is not the table with this number."""
+    found = look(connection, table)
     if found is not None and found.oid == oid:
-        return
+        return found
     name = ".".join(table)
     now = connection.execute("SELECT %s::oid::regclass::text FROM pg_class WHERE oid = %s::oid", (oid, oid)).fetchone()
     raise SourceDataLost(
@@ -239,9 +240,7 @@ class PostgresReader(SplitReader):
             unlocked = (psycopg.errors.WrongObjectType, psycopg.errors.InsufficientPrivilege)  # a foreign table, say
             with suppress(*unlocked), connection.transaction():  # so that the columns are still these when it is read
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(settings.name))
-            found = look(connection, settings.table)
-            check_table(connection, found, settings.table, settings.oid)
-            self._check_columns(found.columns if found else (), "")
+            self._check_columns(check_table(connection, settings.table, settings.oid).columns, "")
             (snapshot,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
             return snapshot, _texts(connection.execute(query))
 
@@ -395,9 +394,7 @@ class PostgresReader(SplitReader):
     def _check_outside(self, connection: psycopg.Connection) -> None:
         """The table is the one that was copied, and all of its changes come."""
         settings, (oid, place, _) = self._settings, self._identity
-        found = look(connection, settings.table)
-        check_table(connection, found, settings.table, oid)
-        assert found is not None, "the table has just been compared"
+        found = check_table(connection, settings.table, oid)
         check_published(connection, settings.table, settings.publication, oid, place)
         why = why_no_changes(connection, found, settings.table, settings.key, settings.columns)
         if why is not None:
