@@ -25,6 +25,7 @@ from spark_bridge.sources.files.numbers import changes, decimal_for, perhaps_cha
 BLOCK_BYTES_MAX = 1 << 30
 """A record that is longer is an error. Until then, blocks grow with the longest record."""
 HEADER_BYTES_MAX = 1 << 16
+KINDS = (csv.ReadOptions, csv.ParseOptions, csv.ConvertOptions)
 OURS = ("block_size", "column_types", "include_columns", "include_missing_columns", "use_threads")
 """What the reader sets itself."""
 DEFAULTS = {
@@ -42,7 +43,8 @@ def check_csv_options(options: dict[str, Any]) -> None:
     """Raise ``ValueError`` or ``TypeError`` for what pyarrow does not take, or what the reader sets itself."""
     if "delimiter" in options:
         raise ValueError("delimiter has a separate argument: pass delimiter=, and leave it out of csv_options")
-    known = {name for names in _names().values() for name in names} - {"delimiter"}
+    known = {name for kind in KINDS for name in dir(kind) if name[0] != "_" and not callable(getattr(kind, name))}
+    known -= {*OURS, "delimiter"}
     if wrong := sorted(set(options) - known):
         raise ValueError(
             f"csv_options has no {', '.join(map(repr, wrong))}: pass options of pyarrow.csv, which are "
@@ -54,23 +56,11 @@ def check_csv_options(options: dict[str, Any]) -> None:
         raise type(error)(f"csv_options is not as pyarrow.csv takes it: {error}. It was {show(options)}") from error
 
 
-def _names() -> dict[Any, list[str]]:
-    """The options of each class."""
-    return {
-        kind: [
-            name
-            for name in dir(kind)
-            if not name.startswith("_") and name not in OURS and not callable(getattr(kind, name))
-        ]
-        for kind in (csv.ReadOptions, csv.ParseOptions, csv.ConvertOptions)
-    }
-
-
 def _made(options: dict[str, Any]) -> list[Any]:
     """An instance of each class, with the options that belong to it."""
     return [
-        kind(**{name: value for name, value in {**DEFAULTS, **options}.items() if name in names})
-        for kind, names in _names().items()
+        kind(**{name: value for name, value in {**DEFAULTS, **options}.items() if hasattr(kind, name)})
+        for kind in KINDS
     ]
 
 

@@ -229,8 +229,13 @@ class _Asked(KafkaClient):
             found, names = {}, list(topics)
         for name in names:
             metadata = found.get(name) or self._metadata(name)[name]
+            if metadata.error is not None and metadata.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise ValueError(
+                    f"there is no topic {name!r} at {self.servers}: create it, or correct the name. A pattern such as "
+                    "'orders-*' may match no topic yet"
+                )
             if metadata.error is not None:
-                self._refuse(name, metadata.error)
+                raise SourceUnreachable(f"topic {name!r} cannot be read: {metadata.error.str()}. {CHECK}")
             found[name] = metadata
         return [(name, number) for name in names for number in sorted(found[name].partitions)]
 
@@ -240,14 +245,6 @@ class _Asked(KafkaClient):
             return topics
 
         return self._answer("the topics", ask)
-
-    def _refuse(self, topic: str, error: Any) -> None:
-        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise ValueError(
-                f"there is no topic {topic!r} at {self.servers}: create it, or correct the name. A pattern "
-                "such as 'orders-*' may match no topic yet"
-            )
-        raise SourceUnreachable(f"topic {topic!r} cannot be read: {error.str()}. {CHECK}")
 
     def ends_of(self, partition: tuple[str, int]) -> tuple[int, int]:
         """The first offset that a partition has, and the one after the last that may be read."""

@@ -272,7 +272,8 @@ class PostgresReader(SplitReader):
                 for batch in self._new_batches(log_end, until, covered):
                     if batch is not None:
                         has_found, self._failing_since = True, None
-                    yield None if batch is None else (self._position, batch)
+                    place = self._place if self._inside is None else [self._place, *self._inside]
+                    yield None if batch is None else (place, batch)
             except (psycopg.OperationalError, psycopg.errors.ObjectInUse) as error:
                 self._lose(error)
                 yield None
@@ -286,10 +287,6 @@ class PostgresReader(SplitReader):
                 return
             if not has_found:
                 yield self._idle(log_end)
-
-    @property
-    def _position(self) -> int | list[int]:
-        return self._place if self._inside is None else [self._place, *self._inside]
 
     def _idle(self, log_end: int) -> tuple[Any, pyarrow.RecordBatch] | None:
         if log_end - self._place <= IDLE_LOG_BYTES:
