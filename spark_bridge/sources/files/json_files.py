@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.json
-from pyarrow import compute, types
+from pyarrow import types
 
 from protocol.describing import show
 from spark_bridge.common.arrow_types import with_leaves
@@ -184,6 +184,8 @@ def _has_limits(table: Any) -> bool:
 
 def _matches(block: bytes, pattern: str) -> bool:
     """Whether something in the block matches. In pyarrow, because Python takes longer to search than to parse."""
+    from pyarrow import compute  # not at the top, as in `numbers`
+
     # pyarrow.scalar would copy the block, and import pandas: Spark's worker collects garbage after each task, which
     # takes longer with pandas in it.
     ends = pyarrow.py_buffer(struct.pack("=qq", 0, len(block)))
@@ -200,6 +202,8 @@ def _rows(block: bytes) -> Iterator[dict[str, Any]]:
 
 def _changed(block: bytes, schema: pyarrow.Schema, pattern: str) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the numbers that their types would change: where each is, in which column, the number, and its type."""
+    from pyarrow import compute
+
     lines = pyarrow.array(block.splitlines(), pyarrow.binary())
     for row in _rows(b"\n".join(lines.filter(compute.match_substring_regex(lines, pattern)).to_pylist())):
         for one in schema:

@@ -14,7 +14,6 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow
-from pyarrow import compute
 
 from spark_bridge.common.arrow_types import DECIMAL_DIGITS
 
@@ -44,6 +43,8 @@ def has_many_digits(block: bytes, wanted: Any) -> bool:
 
 def has_limits(values: pyarrow.Array) -> bool:
     """Whether a double or a float is so near 0, or so far from it, that it may have been another number."""
+    from pyarrow import compute  # a new worker would need 50 ms for it, also without such numbers
+
     lowest, highest = _RANGES[str(values.type)]
     found = compute.min_max(compute.abs(values)).as_py()
     return found["min"] is not None and not lowest <= found["min"] <= found["max"] <= highest

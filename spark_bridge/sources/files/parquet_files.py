@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow
-from pyarrow import compute, types
+from pyarrow import types
 from pyarrow.parquet import ParquetFile
 
 from spark_bridge.common.arrow_types import with_leaves
@@ -121,6 +121,8 @@ def _is_legacy(metadata: dict[bytes, bytes]) -> bool:
 
 def _check_calendar(batch: Any) -> None:
     """Raise ``ValueError`` if days in it are so early that calendars differ."""
+    from pyarrow import compute  # not at the top, as in `numbers`
+
     for one in batch.schema:
         for values in leaves_of(batch.column(one.name)):
             kind = values.type

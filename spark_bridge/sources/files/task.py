@@ -13,25 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from gzip import BadGzipFile
+from importlib import import_module
 from typing import Any, BinaryIO, cast
 
 import pyarrow
 
 from spark_bridge.common.arrow_types import conform
 from spark_bridge.common.urls import filesystem_of
-from spark_bridge.sources.files.csv_files import csv_schema, read_csv
 from spark_bridge.sources.files.format import NO_END, FileFormat
-from spark_bridge.sources.files.json_files import json_schema, read_json
-from spark_bridge.sources.files.parquet_files import parquet_schema, read_parquet
 from spark_bridge.subtask.source import SplitReader
 
-_FORMATS: dict[str, tuple[Callable[..., Any], Callable[..., Iterator[tuple[Any, Any]]]]] = {
-    "json": (json_schema, read_json),
-    "csv": (csv_schema, read_csv),
-    "parquet": (parquet_schema, read_parquet),
-}
-"""What finds the columns of a file, and what reads it."""
-FORMATS = tuple(_FORMATS)
+FORMATS = ("json", "csv", "parquet")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".snappy")
 
 
@@ -45,6 +37,15 @@ def _named(path: str) -> Iterator[None]:
         raise ValueError(
             f"cannot read {path}: {text}. Correct or remove the file, or pass format= and schema= as the files are"
         ) from error
+
+
+def _functions_of(name: str) -> tuple[Callable[..., Any], Callable[..., Iterator[tuple[Any, Any]]]]:
+    """What finds the columns of a file, and what reads it.
+
+    What the other formats need of pyarrow takes a new worker a fifth of a second: the first job of `json_as_format`.
+    """
+    module = import_module(f"spark_bridge.sources.files.{name}_files")
+    return getattr(module, f"{name}_schema"), getattr(module, f"read_{name}")
 
 
 def is_compressed(path: str) -> bool:
@@ -64,7 +65,7 @@ class FileReader(SplitReader):
 
     def __init__(self, file_format: FileFormat, rate_limit_per_s: float | None = None) -> None:
         self._format = file_format
-        _, self._read = _FORMATS[file_format.name]
+        _, self._read = _functions_of(file_format.name)
         self.rate_limit_per_s = rate_limit_per_s
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
@@ -127,7 +128,7 @@ def read_schema(path: str, file_format: FileFormat) -> pyarrow.Schema:
     Raises ``ValueError`` if it has no rows, or nothing holds the numbers in it.
     """
     with _named(path), closing(open_file(path, file_format.storage_options)) as file:
-        schema = _FORMATS[file_format.name][0](file, file_format)
+        schema = _functions_of(file_format.name)[0](file, file_format)
     if schema is None:
         raise ValueError(f"{path} has no rows, so its columns are not known: pass schema=")
     for name in file_format.values_of_folders(path):
