@@ -226,18 +226,18 @@ class StreamPlanner:
         )
 
 
+@dataclass(eq=False)
 class _Plan:
     """The plan of one stream."""
 
-    def __init__(self, name: str, source: Source, splits_max: int, store: CoordinatorStore, port: StoragePort) -> None:
-        self._name = name
-        self._source = source
-        self._port = port
-        self._splits_max = splits_max
-        self._store_of_all = store
-        self.state = _State()
-        self._enumerator: SplitEnumerator
-        self._context: _PlanningContext | None = None  # of the enumerator, if there is one
+    _name: str
+    _source: Source
+    _splits_max: int
+    _store_of_all: CoordinatorStore
+    _port: StoragePort
+    state: _State = _State()
+    _enumerator: SplitEnumerator = field(init=False)
+    _context: _PlanningContext | None = None  # of the enumerator, if there is one
 
     async def open(self) -> None:
         """Take over what an earlier application has stored, if anything."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from decimal import Decimal
 from threading import Lock
 from typing import Any, BinaryIO
@@ -171,20 +172,19 @@ def _numbers(column: str, texts: Any, wanted: Any, *, inferred: bool) -> Any:
     return numbers
 
 
+@dataclass(eq=False)
 class _View:
     """The file from ``at`` on, for one reader.
 
     pyarrow reads ahead on a separate thread, also after its reader was closed, and must not move the next one's place.
     """
 
+    _file: BinaryIO
+    at: int
+    end: bytes = b""  # the last bytes that were read
+    closed: bool = False
+    _lock: Lock = field(default_factory=Lock)
     mode = "rb"
-
-    def __init__(self, file: BinaryIO, at: int) -> None:
-        self._file = file
-        self._lock = Lock()
-        self.at = at
-        self.end = b""  # the last bytes that were read
-        self.closed = False
 
     def read(self, size: int = -1) -> bytes:
         with self._lock:

@@ -317,18 +317,16 @@ class _Partitions:
         )
 
 
+@dataclass(slots=True)
 class _Partition:
     """``position``: the offset after the last record that was taken. ``end``: where the client has met the end."""
 
-    __slots__ = ("end", "error", "failing_since", "heard_at", "messages", "position")
-
-    def __init__(self, position: int | None) -> None:
-        self.position = position
-        self.messages: deque[Message] = deque()
-        self.end: int | None = None
-        self.error: KafkaError | None = None
-        self.heard_at = time.monotonic()
-        self.failing_since: float | None = None
+    position: int | None
+    messages: deque[Message] = field(default_factory=deque)
+    end: int | None = None
+    error: KafkaError | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    failing_since: float | None = None
 
 
 def _gone(key: _Key) -> SourceDataLost:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow
@@ -193,16 +194,16 @@ class _Tails:
                 self._added[stream] = added
 
 
+@dataclass
 class _Count:
     """How many entries of a stream this reader has read, and how many were added to the stream before these.
 
     After a restore the second is not known, because a position does not say it, until the stream is read to its end.
     """
 
-    def __init__(self, *, from_start: bool) -> None:
-        self.read = 0
-        self._before: int | None = None
-        self._from_start = from_start
+    from_start: bool
+    read: int = 0
+    _before: int | None = None
 
     def left(self, info: Mapping[str, Any], position: str | None) -> int:
         added: int | None = info.get("entries-added")
@@ -211,7 +212,7 @@ class _Count:
             return _estimate(info, position, None)
         if position is not None and entry_number(position) >= entry_number(info["last-generated-id"]):
             self._before = added - self.read
-        elif self._before is None and self._from_start:
+        elif self._before is None and self.from_start:
             self._before = added - length
         if self._before is None:
             return _estimate(info, position, None)
