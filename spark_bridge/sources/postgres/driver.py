@@ -252,7 +252,7 @@ class PostgresSource(Source):
     def _publication(self) -> str:
         return f"headgate_{self._slot}"
 
-    def create_slot(self) -> list[int | None]:
+    def create_slot(self) -> list[int | None] | None:
         """Create publication and slot if they do not exist, before anything is read. Blocks.
 
         Returns the identity of the table, which a checkpoint keeps: its number, that of its place in the publication,
