@@ -196,7 +196,7 @@ async def of_stream(count: int) -> dict[str, Measured]:
             planner = StreamPlanner("orders", Files(count), lambda _: session.port("s", RestoreMode.STREAMING), count)
             start = await planner.answer("initial", None)
             end, figures["start"] = await measure(lambda: planner.answer("latest", start))
-            _, figures["checkpoint"] = await measure(lambda: planner._first._store(planner._first._state))
+            _, figures["checkpoint"] = await measure(lambda: planner._first._store(planner._first.state))
             if await planner.answer("count", [*start, end[1]]) != count:
                 raise RuntimeError("the plan does not have all files")
             await planner.close()

@@ -226,7 +226,8 @@ def source_folders(*things: object) -> tuple[frozenset[str], frozenset[str]]:
             if file is None or class_.__module__.startswith(("spark_bridge.sinks.two_phase", "typing")):
                 continue
             if class_.__module__.startswith("spark_bridge.sinks."):
-                packages.add(os.path.dirname(file))
+                packages.add(package := os.path.dirname(file))
+                files.add(os.path.join(os.path.dirname(package), "folder.py"))  # which several sinks have
             else:
                 files.add(file)
     return frozenset(files), frozenset(packages)

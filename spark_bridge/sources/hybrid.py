@@ -39,14 +39,12 @@ class HybridReader(SplitReader):
 
     @property
     def splits_open_max(self) -> int:  # type: ignore[override]  # depends on the source that is being read
-        """See ``SplitReader``."""
         last = len(self._readers) - 1
         in_last = bool(self._open) and all(reading.split[0] == last for reading in self._open)
         return self._readers[last].splits_open_max if in_last else 1
 
     @property
     def rate_limit_per_s(self) -> float | None:  # type: ignore[override]  # that of the reader
-        """See ``SplitReader``."""
         return self._latest.rate_limit_per_s
 
     def weight(self, output: Any) -> float:

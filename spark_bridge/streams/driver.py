@@ -34,13 +34,7 @@ from actors.coordination.user_calls import call_each, in_turns
 from actors.logs import get_logger
 from actors.threads import USER
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.source_events import (
-    SplitAt,
-    StreamBatch,
-    decode_split,
-    encode_split,
-    parse_stream_batch,
-)
+from protocol.source_events import SplitAt, StreamBatch, decode_split, encode_split, parse_stream_batch
 from protocol.wire.state import OLD, Steps, decode_state_in_steps, encode_entry, encode_state_in_steps
 from spark_bridge.common.errors import StreamRefused
 from spark_bridge.sources.source import Source
@@ -61,7 +55,8 @@ _READER = 0  # the only reader that an enumerator sees while a stream is planned
 
 @dataclass(frozen=True)
 class _State:
-    """``dropped``: so many batches were committed and forgotten. ``open``: splits that have not ended, as ``SplitAt``.
+    """``stream``: its name, empty before it begins. ``dropped``: so many batches were committed and forgotten.
+    ``open``: splits that have not ended, as ``SplitAt``.
 
     Splits are encoded. A plan may have millions, which are written as they are each time that a batch is planned.
     """
@@ -160,9 +155,9 @@ class StreamPlanner:
                 case "initial", [str(stream), int()]:
                     return self._initial_of(stream)
                 case "latest", None:  # from Spark 4.1, perhaps for a new query, of which "initial" comes later
-                    if not self._first.stream:
+                    if not self._first.state.stream:
                         await self._first.begin()
-                    return await self._first.latest(self._first.last)
+                    return await self._first.latest(self._first.state.last)
                 case "latest", [str(stream), int(number)]:
                     return await (await self._of(stream)).latest(number)
                 case "target", [str(stream), int(number)]:
@@ -179,16 +174,16 @@ class StreamPlanner:
 
     def splits(self, batch: StreamBatch) -> list[bytes]:
         """The splits of a batch, encoded. Raises ``StreamRefused`` if it is not known."""
-        plan = self._first if batch.stream == self._first.stream else self._others.get(batch.stream)
+        plan = self._first if batch.stream == self._first.state.stream else self._others.get(batch.stream)
         if plan is None:
             raise self._unknown()
         return list(chain.from_iterable(plan.batches(batch.start, batch.end)))
 
     async def _begin(self) -> list[Any]:
         """A query without a checkpointLocation begins: at the beginning of the source."""
-        if not (self._first.last or self._is_first_taken):
+        if not (self._first.state.last or self._is_first_taken):
             self._is_first_taken = True
-            return [self._first.stream or await self._first.begin(), 0]
+            return [self._first.state.stream or await self._first.begin(), 0]
         stream = secrets.token_hex(8)
         plan = self._plan(self._port(stream))
         await plan.begin(stream)
@@ -197,7 +192,7 @@ class StreamPlanner:
 
     def _initial_of(self, stream: str) -> list[Any]:
         """A query without a checkpointLocation begins, and Spark 4.1 has asked for the end of its first batch."""
-        if stream != self._first.stream or self._first.dropped:
+        if stream != self._first.state.stream or self._first.state.dropped:
             raise StreamRefused(
                 f"another query has read source {self._name!r} before, and with Spark 4.1 a second one cannot begin at "
                 "its beginning: register the source under another name, with sidecar.source(...), or keep the "
@@ -207,19 +202,19 @@ class StreamPlanner:
 
     async def _of(self, stream: str) -> _Plan:
         """The plan of a stream, perhaps of an earlier application."""
-        if stream == self._first.stream:
+        if stream == self._first.state.stream:
             return self._first
         plan = self._others.pop(stream, None)
         if plan is None and _STREAM.fullmatch(stream):
             plan = self._plan(self._port(stream))
             await plan.open()
-        if plan is None or plan.stream != stream:
+        if plan is None or plan.state.stream != stream:
             raise self._unknown()
         await self._keep(plan)
         return plan
 
     async def _keep(self, plan: _Plan) -> None:
-        self._others[plan.stream] = plan
+        self._others[plan.state.stream] = plan
         while len(self._others) > _PLANS_KEPT:
             oldest = next(iter(self._others))
             await self._others.pop(oldest).forget_finding()  # what it has planned is stored
@@ -231,56 +226,42 @@ class StreamPlanner:
         )
 
 
+@dataclass(eq=False)
 class _Plan:
     """The plan of one stream."""
 
-    def __init__(self, name: str, source: Source, splits_max: int, store: CoordinatorStore, port: StoragePort) -> None:
-        self._name = name
-        self._source = source
-        self._port = port
-        self._splits_max = splits_max
-        self._store_of_all = store
-        self._state = _State()
-        self._finding: _Finding | None = None
+    _name: str
+    _source: Source
+    _splits_max: int
+    _store_of_all: CoordinatorStore
+    _port: StoragePort
+    state: _State = _State()
+    _enumerator: SplitEnumerator = field(init=False)
+    _context: _PlanningContext | None = None  # of the enumerator, if there is one
 
     async def open(self) -> None:
         """Take over what an earlier application has stored, if anything."""
         restored = await self._port.restore_latest()
         if restored is not None:
-            self._state = await in_turns(_State.unpack_in_steps(restored.coordinator_state))
-
-    @property
-    def stream(self) -> str:
-        """The name of the stream; empty before it begins."""
-        return self._state.stream
-
-    @property
-    def last(self) -> int:
-        """The number of the newest batch; 0 before the first."""
-        return self._state.last
-
-    @property
-    def dropped(self) -> int:
-        """How many batches were committed and forgotten."""
-        return self._state.dropped
+            self.state = await in_turns(_State.unpack_in_steps(restored.coordinator_state))
 
     async def begin(self, stream: str = "") -> str:
         """Store a new stream, and return its name."""
         await self.forget_finding()
         await self._store(_State(stream or secrets.token_hex(8)))
-        return self.stream
+        return self.state.stream
 
     def batches(self, start: int, end: int) -> tuple[tuple[bytes, ...], ...]:
         """The splits of the batches after ``start`` up to ``end``."""
         self._check(start, end)
-        return self._state.batches[start - self.dropped : end - self.dropped]
+        return self.state.batches[start - self.state.dropped : end - self.state.dropped]
 
     async def latest(self, start: int) -> list[Any]:
         """The newest offset. Plans a batch if there is none after ``start``."""
         self._check(start, start)
-        if start == self.last:
+        if start == self.state.last:
             await self._plan()
-        return [self.stream, self.last]
+        return [self.state.stream, self.state.last]
 
     async def target(self, start: int) -> list[Any]:
         """Plan all that is there now, in batches of the usual size, and return the offset of the last."""
@@ -288,18 +269,18 @@ class _Plan:
         await self._plan()
         while await self._plan(looks=False):
             pass
-        return [self.stream, self.last]
+        return [self.state.stream, self.state.last]
 
     def commit(self, number: int) -> None:
         """Forget what Spark will not ask for again. Not stored: forgetting it again is harmless."""
         self._check(number, number)
-        done = number - self.dropped
-        self._state = replace(self._state, dropped=number, batches=self._state.batches[done:])
+        done = number - self.state.dropped
+        self.state = replace(self.state, dropped=number, batches=self.state.batches[done:])
 
     def _check(self, start: int, end: int) -> None:
-        if not self.dropped <= start <= end <= self.last:
+        if not self.state.dropped <= start <= end <= self.state.last:
             raise StreamRefused(
-                f"source {self._name!r} has the batches after {self.dropped} up to {self.last}, but "
+                f"source {self._name!r} has the batches after {self.state.dropped} up to {self.state.last}, but "
                 f"Spark asks for those after {start} up to {end}: the checkpointLocation and SidecarConfig.storage do "
                 "not belong together, because one of them is a copy of an earlier time"
             )
@@ -312,45 +293,63 @@ class _Plan:
         ``looks``: find what is new, and continue the splits that have not ended; otherwise only take what was found.
         Returns whether there was anything.
         """
-        open_ = self._state.open
+        open_ = self.state.open
         try:
-            if self._finding is None:
-                host = HostAlone(self._name, self._store_of_all, log.bind(source=self._name))
-                self._finding = finding = _Finding(self._source.enumerator(self._state.enumerator), host)
-                await finding.enumerator.start(finding.context)
-                await finding.enumerator.add_reader(_READER)
+            if self._context is None:
+                self._enumerator = self._source.enumerator(self.state.enumerator)
+                self._context = _PlanningContext(HostAlone(self._name, self._store_of_all, log.bind(source=self._name)))
+                await self._enumerator.start(self._context)
+                await self._enumerator.add_reader(_READER)
             missing = self._splits_max - len(open_) if looks else self._splits_max
-            found = await self._finding.look(max(1, missing), runs_due=looks)
+            found = await self._find(self._context, max(1, missing), runs_due=looks)
             parts, left = await USER.run(_cut, self._source, (*open_, *found) if looks else found)
             if not parts and not found:
                 return False
             left = left if looks else [*open_, *left]
-            batches = (*self._state.batches, tuple(parts)) if parts else self._state.batches
-            enumerator = await self._finding.enumerator.snapshot_state(0) if found else self._state.enumerator
-            await self._store(replace(self._state, batches=batches, open=tuple(left), enumerator=enumerator))
+            batches = (*self.state.batches, tuple(parts)) if parts else self.state.batches
+            enumerator = await self._enumerator.snapshot_state(0) if found else self.state.enumerator
+            await self._store(replace(self.state, batches=batches, open=tuple(left), enumerator=enumerator))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.forget_finding()
             raise
         return True
 
+    async def _find(self, context: _PlanningContext, splits_max: int, *, runs_due: bool) -> list[bytes]:
+        """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``.
+
+        ``runs_due``: first let the enumerator do what is due, such as to look for new ones.
+        """
+        if runs_due:
+            await context.host.run_due()
+        while len(context.found) < splits_max and not context.has_no_more:
+            before = len(context.found)
+            await self._enumerator.handle_split_request(_READER)
+            if len(context.found) == before:
+                break
+            if len(context.found) // _TURN_SPLITS > before // _TURN_SPLITS:
+                await checkpoint()
+        context.host.check()
+        found, context.found = context.found, []
+        return found
+
     async def _store(self, state: _State) -> None:
         checkpoint_id = self._port.next_checkpoint_id()
         packed = await in_turns(state.pack_in_steps())
         await self._port.store(CompletedCheckpoint(checkpoint_id, 1, packed, label=f"{self._name}: a stream"))
         self._port.completed(checkpoint_id)
-        self._state = state
+        self.state = state
 
     async def forget_finding(self) -> None:
         """Close the enumerator. What it has found, and no batch has, is found again."""
-        finding, self._finding = self._finding, None
-        if finding is not None:
+        context, self._context = self._context, None
+        if context is not None:
             try:
-                await call_each("close", [finding.enumerator.close])
+                await call_each("close", [self._enumerator.close])
             except Exception:
                 log.exception("split enumerator close failed", source=self._name)
             finally:  # nothing that the enumerator has begun goes on
-                await finding.host.close()
+                await context.host.close()
 
 
 def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -372,38 +371,11 @@ def _cut(source: Source, splits: Iterable[bytes]) -> tuple[list[bytes], list[byt
     return parts, left
 
 
-class _Finding:
-    """An enumerator that finds splits for a plan: it is asked as if one reader had read everything so far."""
-
-    def __init__(self, enumerator: SplitEnumerator, host: HostAlone) -> None:
-        self.enumerator = enumerator
-        self.host = host
-        self.context = _PlanningContext(host)
-
-    async def look(self, splits_max: int, *, runs_due: bool = True) -> list[bytes]:
-        """Return the splits that are new, about ``splits_max`` at most; each is an encoded ``SplitAt``.
-
-        ``runs_due``: first let the enumerator do what is due, such as to look for new ones.
-        """
-        context = self.context
-        if runs_due:
-            await self.host.run_due()
-        while len(context.found) < splits_max and not context.has_no_more:
-            before = len(context.found)
-            await self.enumerator.handle_split_request(_READER)
-            if len(context.found) == before:
-                break
-            if len(context.found) // _TURN_SPLITS > before // _TURN_SPLITS:
-                await checkpoint()
-        self.host.check()
-        found, context.found = context.found, []
-        return found
-
-
 class _PlanningContext(SplitEnumeratorContext):
-    """The context of an enumerator whose splits go into a plan."""
+    """The context of an enumerator whose splits go into a plan, as if one reader had read everything so far."""
 
     def __init__(self, host: HostAlone) -> None:
+        self.host = host
         self.coordinator = host.context
         self.found: list[bytes] = []
         self.has_no_more = False

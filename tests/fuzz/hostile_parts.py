@@ -336,7 +336,7 @@ def redis(*, bounded: bool = False) -> Source:
 
 def stream() -> OperatorCoordinator:
     planner = StreamPlanner("source", _Numbers(), lambda _: Any, 10)  # type: ignore[arg-type, return-value]  # it stores nothing here
-    planner._first._state = _State("s", 0, ((b"\x01", b"\x02"), (b"\x03",)))
+    planner._first.state = _State("s", 0, ((b"\x01", b"\x02"), (b"\x03",)))
     return SourceCoordinator(lambda state: FormatEnumerator(_Numbers(), planner))
 
 

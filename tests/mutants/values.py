@@ -16,8 +16,8 @@ int96-in-nanoseconds [found; H171]
 instants-without-a-zone [new; H171]
   Times in INT96 lose their zone.
   @ spark_bridge.sources.files.parquet_files:_in_utc
-  - return pa.timestamp("us", "UTC")
-  + return pa.timestamp("us")
+  - return pyarrow.timestamp("us", "UTC")
+  + return pyarrow.timestamp("us")
 numbers-with-leading-zeros [found; H171]
   A postal code that comes after the head of a file loses its zeros.
   @ spark_bridge.sources.files.csv_files:_numbers
@@ -145,7 +145,7 @@ nameless-value [found; H171]
 queries-share-a-plan [found; H173]
   A second query takes the plan of the first one.
   @ spark_bridge.streams.driver:StreamPlanner._begin
-  - if not (self._first.last or self._is_first_taken):
+  - if not (self._first.state.last or self._is_first_taken):
   + if True:
 tables-without-an-identity-are-published [found; H170]
   A PostgreSQL table without a replica identity is published, and the application's updates fail.
@@ -254,7 +254,7 @@ fields-of-a-composite-type-change [new; H171]
   + if True:
 numbers-lose-their-fraction [new; H171]
   A number that is not whole is cut for a column of integers.
-  @ spark_bridge.sinks.parquet.values:_integer
+  @ spark_bridge.sinks.parquet.task:_integer
   - if is_whole:
   + if True:
 unsigned-numbers-as-signed-ones [found; H171]
@@ -269,12 +269,12 @@ rules-of-a-table-are-ignored [found; H170]
   + if False:
 types-of-a-table-are-ignored [found; H170]
   A sink starts on an Iceberg table with other types, and each commit fails.
-  @ spark_bridge.sinks.parquet.fitting:_of_field
-  - elif _plain(our) != _plain(their) and not is_read_as(our, their):
+  @ spark_bridge.sinks.parquet.driver:ParquetCommitter._of_field
+  - elif _plain(our) != _plain(their) and not self.is_read_as(our, their):
   + elif False:
 tables-that-may-not-be-null [found; H170]
   Rows with NULL go into a table that has none in this column.
-  @ spark_bridge.sinks.parquet.fitting:_of_field
+  @ spark_bridge.sinks.parquet.driver:ParquetCommitter._of_field
   - if ours.nullable and not theirs.nullable:
   + if False:
 tables-change-before-the-commit [found; H170]

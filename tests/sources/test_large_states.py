@@ -196,9 +196,9 @@ async def test_a_stream_continues_after_its_262_144th_file(count: int) -> None: 
         second = await planner.answer("latest", first)
         again = StreamPlanner("files", source, lambda _: session.port("files.stream", RestoreMode.STREAMING), count)
         await in_many_turns(count, again.open)
-        await in_many_turns(count, lambda: again._first._store(again._first._state))
+        await in_many_turns(count, lambda: again._first._store(again._first.state))
         assert await again.answer("count", [*start, second[1]]) == count + 400
-        planned = again._first._state.batches
+        planned = again._first.state.batches
         assert [decode_split(one) for batch in planned for one in batch] == list(files(count + 400))
 
 

@@ -375,7 +375,7 @@ def steps_of_a_file(sink: Any, options: dict[str, Any]) -> Iterator[Callable[[],
     yield partial(directory.write, name, b"x")
     yield partial(directory._move, "b/x", "b/y")
     yield partial(data.size, name)
-    yield data.noted
+    yield data.staged
     committer = sink.committer(SinkCommitterContext("out", "out", get_logger("test")))
     yield partial(committer.abort, [name])
 

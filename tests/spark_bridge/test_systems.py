@@ -15,7 +15,7 @@ from spark_bridge.common import conninfo, redis_clients
 from spark_bridge.common.systems import SINKS, SOURCES, System
 from spark_bridge.sinks.delta.driver import _WRITER_VERSIONS
 from spark_bridge.sinks.iceberg.driver import FORMAT_VERSION_MAX
-from spark_bridge.sinks.redis.keys import connect
+from spark_bridge.sinks.redis.task import connect
 from tests.postgres import Postgres
 from tests.redis_server import RedisServer
 

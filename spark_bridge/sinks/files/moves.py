@@ -47,9 +47,10 @@ def move_on(filesystem: Any) -> Move:
     """How to move files of this filesystem. Raises ``SinkMisused`` if readers may see half of a file."""
     if isinstance(filesystem, LocalFileSystem):
         return _rename
-    if _is_s3(filesystem):
+    protocols = [filesystem.protocol] if isinstance(filesystem.protocol, str) else filesystem.protocol
+    if "s3" in protocols and hasattr(filesystem, "call_s3"):
         return lambda source, target: _move_once_on_s3(filesystem, source, target)
-    if _is_azure(filesystem):
+    if "abfs" in protocols and hasattr(filesystem, "service_client"):
         return lambda source, target: _move_once_on_azure(filesystem, source, target)
     innermost = filesystem
     while isinstance(getattr(innermost, "fs", None), AbstractFileSystem):  # a cache, or a folder as a filesystem
@@ -89,16 +90,6 @@ def _rename(source: str, target: str) -> None:
 
 def _without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def _is_s3(filesystem: Any) -> bool:
-    protocols = [filesystem.protocol] if isinstance(filesystem.protocol, str) else filesystem.protocol
-    return "s3" in protocols and hasattr(filesystem, "call_s3")
-
-
-def _is_azure(filesystem: Any) -> bool:
-    protocols = [filesystem.protocol] if isinstance(filesystem.protocol, str) else filesystem.protocol
-    return "abfs" in protocols and hasattr(filesystem, "service_client")
 
 
 def _move_once_on_azure(filesystem: Any, source: str, target: str) -> None:

@@ -55,7 +55,14 @@ class FileSink(TwoPhaseSink[Any]):
         options: dict[str, Any] | None = None,
     ) -> None:
         check_absolute(url, error=SinkMisused)
-        _check_affixes(prefix, suffix)
+        if "/" in prefix or prefix[0] in "._":
+            raise SinkMisused(
+                f"prefix must be a str without slashes that begins with neither a dot nor an underscore, not "
+                f"{given('prefix', prefix)}"
+            )
+        if "/" in suffix or (suffix and suffix[0] != "."):
+            shown = given("suffix", suffix)
+            raise SinkMisused(f"suffix must be empty, or begin with a dot and have no slashes, not {shown}")
         self.url = url
         self.name = name
         self.options = options
@@ -77,15 +84,3 @@ class FileSink(TwoPhaseSink[Any]):
         from spark_bridge.sinks.files.driver import FileCommitter
 
         return FileCommitter(self.url, context, self.options)
-
-
-def _check_affixes(prefix: str, suffix: str) -> None:
-    """Raise ``SinkMisused`` for an affix that would hide the published files, or make their names ambiguous."""
-    if "/" in prefix or prefix[0] in "._":
-        raise SinkMisused(
-            f"prefix must be a str without slashes that begins with neither a dot nor an underscore, not "
-            f"{given('prefix', prefix)}"
-        )
-    if "/" in suffix or (suffix and suffix[0] != "."):
-        shown = given("suffix", suffix)
-        raise SinkMisused(f"suffix must be empty, or begin with a dot and have no slashes, not {shown}")

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, BinaryIO
 
 from protocol.arguments import SHOWN_CHARS_MAX
 from protocol.describing import a_type, describe, show
-from spark_bridge.sinks.files.directory import PartFile, SinkDirectory
+from spark_bridge.sinks.files.directory import SinkDirectory
 from spark_bridge.sinks.rows import LONE_SURROGATE
 from spark_bridge.sinks.two_phase.errors import SinkBroken
 from spark_bridge.sinks.two_phase.parts import Committable
@@ -38,7 +38,7 @@ class FileWriter(TwoPhaseWriter[Any]):
         self._directory = directory
         self._prefix, self._suffix = prefix, suffix
         self._roll_bytes = roll_bytes
-        self._open: tuple[str, PartFile] | None = None
+        self._open: tuple[str, BinaryIO] | None = None
         self._rows = self._bytes = 0  # of the open part
         self._ended: list[Committable] = []  # parts that are whole and not yet prepared
         self._failure: BaseException | None = None

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow
-from pyarrow import parquet
+from pyarrow import parquet, types
 
 from spark_bridge.common.secret_texts import Secrets
-from spark_bridge.sinks.parquet.fitting import differences
 from spark_bridge.sinks.parquet.folder import DataFolder
 from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused, SinkTargetChanged
 from spark_bridge.sinks.two_phase.parts import Committable, PartName
@@ -91,8 +90,7 @@ class ParquetCommitter(TwoPhaseCommitter):
         """Raise ``SinkMisused`` if rows with these columns may not be added to the table; otherwise remember which
         table it is."""
         self._check_rules(table)
-        found = differences(stored, self.columns_of(table), self.is_read_as)
-        if found:
+        if found := list(self._differences(stored, self.columns_of(table))):
             raise SinkMisused(
                 f"{self._target} does not have the columns of the sink ({'; '.join(found)}): give the sink the "
                 "table's schema"
@@ -116,8 +114,7 @@ class ParquetCommitter(TwoPhaseCommitter):
             with self.folder.open(part.name) as file:
                 stored = self.form(_columns_in(parquet.ParquetFile(file)))
             # A column that was added meanwhile is NULL in these rows, as one is that a row does not have.
-            found = differences(stored, columns, self.is_read_as, may_lack=True)
-            if found:
+            if found := list(self._differences(stored, columns, may_lack=True)):
                 raise SinkTargetChanged(
                     f"{self._target} was changed after sink {self.sink!r} had prepared rows for it, which no longer "
                     f"fit: {'; '.join(found)}. Undo the change of the table, and start the application again: the "
@@ -131,6 +128,37 @@ class ParquetCommitter(TwoPhaseCommitter):
                 f"{self._target} demands of a writer what this sink does not do: {'; '.join(rules)}. Choose a table "
                 "without it, or remove it from this one"
             )
+
+    def _differences(
+        self, ours: Iterable[pyarrow.Field], theirs: Iterable[pyarrow.Field], where: str = "", *, may_lack: bool = False
+    ) -> Iterator[str]:
+        """What keeps rows with the columns ``ours`` out of a table with ``theirs``, whatever their order, for an error.
+
+        ``may_lack``: a column that may be NULL may be missing in ``ours``.
+        """
+        our, their = {one.name: one for one in ours}, {one.name: one for one in theirs}
+        for name in our.keys() - their.keys():
+            yield f"the table has no {where}{name}"
+        for name, field in their.items():
+            if name in our:
+                yield from self._of_field(our[name], field, where + name, may_lack)
+            elif not may_lack or not field.nullable:
+                yield f"the sink has no {where}{name}"
+
+    def _of_field(self, ours: pyarrow.Field, theirs: pyarrow.Field, where: str, may_lack: bool) -> Iterator[str]:
+        if ours.nullable and not theirs.nullable:
+            text = "may not be NULL in the table: declare it with nullable=False, and rows with NULL are refused"
+            yield f"{where} {text}"
+        our, their = ours.type, theirs.type
+        if types.is_struct(our) and types.is_struct(their):
+            yield from self._differences(our, their, f"{where}.", may_lack=may_lack)
+        elif types.is_map(our) and types.is_map(their):
+            yield from self._of_field(our.key_field, their.key_field, f"{where} (key)", may_lack)
+            yield from self._of_field(our.item_field, their.item_field, f"{where} (value)", may_lack)
+        elif _is_list(our) and _is_list(their):
+            yield from self._of_field(our.value_field, their.value_field, f"{where}[]", may_lack)
+        elif _plain(our) != _plain(their) and not self.is_read_as(our, their):
+            yield f"{where} is {_plain(their)} in the table, and {_plain(our)} in the sink"
 
     def check_payload(self, payload: Any) -> None:
         check_rows_and_bytes(payload)
@@ -147,7 +175,7 @@ class ParquetCommitter(TwoPhaseCommitter):
 
     def prepared(self) -> Iterable[str]:
         """The noted files, except those whose committer died before it deleted the note."""
-        noted = [Committable(name) for name in self.folder.noted() if PartName.parse(name) is not None]
+        noted = [Committable(name) for name in self.folder.staged() if PartName.parse(name) is not None]
         if not noted:
             return []
         uncommitted = {part.name for part in self._uncommitted(self._loaded(), noted)}
@@ -189,3 +217,11 @@ def _columns_in(file: parquet.ParquetFile) -> pyarrow.Schema:
             for one in schema.remove_metadata()
         ]
     )
+
+
+def _is_list(given: pyarrow.DataType) -> bool:
+    return bool(types.is_list(given) or types.is_large_list(given))
+
+
+def _plain(given: pyarrow.DataType) -> pyarrow.DataType:
+    return {pyarrow.large_string(): pyarrow.string(), pyarrow.large_binary(): pyarrow.binary()}.get(given, given)

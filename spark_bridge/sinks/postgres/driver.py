@@ -86,7 +86,7 @@ class _PostgresCommitter(TwoPhaseCommitter):
         found = connection.execute(
             sql.SQL("SELECT writer, max(number) FROM {} WHERE sink = {} AND writer = ANY({}) GROUP BY writer").format(
                 self._table.commits, sql.Literal(self._sink), _texts([part.writer for part in committables])
-            ),
+            )
         ).fetchall()
         highest: dict[str, int] = dict(found)
         return {part.name for part in committables if part.number <= highest.get(part.writer, -1)}
@@ -239,8 +239,7 @@ class StagedCommitter(_PostgresCommitter):
     def _key_collations(self, connection: psycopg.Connection) -> dict[str, sql.Identifier]:
         """The collations in which different texts are one key, by column: those of the key's unique indexes."""
         found = connection.execute(
-            _KEY_COLLATIONS,
-            (self._table.name.as_string(connection), len(self._table.key), list(self._table.key)),
+            _KEY_COLLATIONS, (self._table.name.as_string(connection), len(self._table.key), list(self._table.key))
         ).fetchall()
         return {column: sql.Identifier(*collation) for column, *collation in found}
 
@@ -353,8 +352,7 @@ class PreparedCommitter(_PostgresCommitter):
             prefix = gid_prefix(self._sink, self._table.place(connection))
             of_earlier_releases = old_gid_prefix(self._sink)
             found = connection.execute(
-                _PREPARED,
-                {"new": prefix, "old": of_earlier_releases, "table": self._table.name.as_string(connection)},
+                _PREPARED, {"new": prefix, "old": of_earlier_releases, "table": self._table.name.as_string(connection)}
             ).fetchall()
         names = [str(gid).removeprefix(prefix if new else of_earlier_releases) for gid, new in found]
         return [name for name in names if "/" not in name]

@@ -118,7 +118,7 @@ def _take(base: str, modifier: int) -> Take | None:
         return lambda value, of_spark: _time(value, of_spark, base, precision)
     if base == "interval":
         precision = 6 if modifier < 0 or modifier & 0xFFFF == 0xFFFF else modifier & 0xFFFF
-        return lambda value, of_spark: _interval(value, precision)
+        return lambda value, of_spark: _with_fraction(value, precision)
     if base == "date":
         return _date
     if base in ("text", "character varying", "character", "citext"):
@@ -203,7 +203,7 @@ def _float(value: Any, base: str) -> Any:
     raise ValueError("it has more digits than the type, and PostgreSQL would round it")
 
 
-def _check_fraction(value: Any, precision: int) -> None:
+def _with_fraction(value: Any, precision: int) -> Any:
     if isinstance(value, str):
         fraction = re.search(r":\d\d\.(\d+)", value)
         too_fine = fraction is not None and len(fraction[1].rstrip("0")) > precision
@@ -212,11 +212,12 @@ def _check_fraction(value: Any, precision: int) -> None:
         too_fine = micros % 10 ** (6 - precision) != 0
     if too_fine or any(getattr(value, name, 0) for name in ("nanosecond", "nanoseconds")):  # pandas has them
         raise ValueError(f"it has more than {precision} digits after the second, and PostgreSQL would round it")
+    return value
 
 
 def _time(value: Any, of_spark: bool, base: str, precision: int) -> Any:
     has_zone = base.endswith("with time zone")
-    _check_fraction(value, precision)
+    _with_fraction(value, precision)
     if isinstance(value, str) and not _NOT_A_TIME.match(value):
         named = _OFFSET.search(value) is not None
         if has_zone and not named:
@@ -233,11 +234,6 @@ def _time(value: Any, of_spark: bool, base: str, precision: int) -> Any:
         )
     if base.startswith("time ") and isinstance(value, datetime):
         raise ValueError("PostgreSQL would drop its date: write value.time()")
-    return value
-
-
-def _interval(value: Any, precision: int) -> Any:
-    _check_fraction(value, precision)
     return value
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from spark_bridge.sinks.redis.keys import RedisStream, connect
+from spark_bridge.sinks.redis.task import RedisStream, connect
 from spark_bridge.sinks.two_phase.errors import SinkDataLost, SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, TwoPhaseCommitter, check_rows

@@ -11,10 +11,10 @@ from protocol.arguments import AT_LEAST_1, checked
 from spark_bridge.common.extras import require
 from spark_bridge.sinks.rows import check_columns
 from spark_bridge.sinks.two_phase.errors import SinkMisused
-from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseCommitter, TwoPhaseSink
+from spark_bridge.sinks.two_phase.sink import SinkCommitterContext, SinkWriterContext, TwoPhaseSink
 
 if TYPE_CHECKING:
-    from spark_bridge.sinks.redis.keys import RedisStream
+    from spark_bridge.sinks.redis.driver import RedisCommitter
     from spark_bridge.sinks.redis.task import RedisWriter
 
 COLUMNS_MAX = 3_900
@@ -68,23 +68,18 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
 
     @property
     def target(self) -> str:
-        return self._stream.target
+        """The stream, without the host, which may change when a replica takes over."""
+        return f"redis:{self._settings[1]}"
 
     def writer(self, context: SinkWriterContext) -> RedisWriter:
-        stream = self._stream
-        from spark_bridge.sinks.redis.task import RedisWriter
-
-        return RedisWriter(context, stream)
-
-    def committer(self, context: SinkCommitterContext) -> TwoPhaseCommitter:
-        stream = self._stream
-        from spark_bridge.sinks.redis.driver import RedisCommitter
-
-        return RedisCommitter(context, stream)
-
-    @property
-    def _stream(self) -> RedisStream:
         require("redis", "redis")
-        from spark_bridge.sinks.redis.keys import RedisStream
+        from spark_bridge.sinks.redis.task import RedisStream, RedisWriter
 
-        return RedisStream(*self._settings)
+        return RedisWriter(context, RedisStream(*self._settings))
+
+    def committer(self, context: SinkCommitterContext) -> RedisCommitter:
+        require("redis", "redis")
+        from spark_bridge.sinks.redis.driver import RedisCommitter
+        from spark_bridge.sinks.redis.task import RedisStream
+
+        return RedisCommitter(context, RedisStream(*self._settings))

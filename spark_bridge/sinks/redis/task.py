@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from datetime import time as datetime_time
 from decimal import Decimal
@@ -14,16 +16,57 @@ from typing import Any
 from uuid import UUID
 
 import redis
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.retry import Retry
 
 from protocol.describing import a_type
-from spark_bridge.sinks.redis.keys import RedisStream, connect
+from spark_bridge.common.redis_clients import client_of
+from spark_bridge.common.secret_texts import Secrets, check_login
 from spark_bridge.sinks.rows import Columns, json_form
+from spark_bridge.sinks.two_phase.errors import SinkMisused
 from spark_bridge.sinks.two_phase.parts import Committable
 from spark_bridge.sinks.two_phase.sink import SinkWriterContext, TwoPhaseWriter
 
 _ROWS_MAX = 1000  # in memory
 _NUMBERS = frozenset("biuf")
 """Of NumPy's kinds, those of which a value has its own form in JSON."""
+
+
+@dataclass(frozen=True)
+class RedisStream:
+    """The settings of a ``RedisStreamsSink``.
+
+    All keys have one hash tag, so that a cluster keeps them in the slot of the stream.
+    """
+
+    url: str = field(repr=False)
+    stream: str
+    columns: tuple[str, ...]
+    entries_max: int | None
+
+    def staged(self, sink: str, part: str) -> str:
+        """The stream in which a part waits."""
+        return f"{self._beside(sink)}:staged:{part}"
+
+    def parts(self, sink: str) -> str:
+        """The set of the parts that are staged, or begun."""
+        return f"{self._beside(sink)}:parts"
+
+    def commits(self, sink: str) -> str:
+        """The ledger: for each writer, the number of its last committed part."""
+        return f"{self._beside(sink)}:commits"
+
+    def destroy(self, client: redis.Redis, sink: str, parts: Iterable[str]) -> None:
+        with client.pipeline() as commands:
+            for part in parts:
+                commands.delete(self.staged(sink, part))
+                commands.srem(self.parts(sink), part)
+            commands.execute()
+
+    def _beside(self, sink: str) -> str:
+        tag = re.search(r"\{([^{}]+)\}", self.stream)
+        return f"headgate:{{{tag[1] if tag else self.stream}}}:{self.stream}:{sink}"
 
 
 class RedisWriter(TwoPhaseWriter[Any]):
@@ -72,6 +115,18 @@ class RedisWriter(TwoPhaseWriter[Any]):
             commands.execute()
         self._rows_staged += len(self._rows)
         self._rows = []
+
+
+def connect(url: str) -> redis.Redis:
+    """Return a client that repeats nothing by itself. Raises ``SinkMisused`` for an invalid URL."""
+    check_login(url, "url", SinkMisused)
+
+    def refused(text: str) -> SinkMisused:
+        return SinkMisused(f"not the URL of a Redis server ({text}): pass one such as redis://host:6379/0")
+
+    with Secrets("url", url).kept(ValueError, refused):
+        parse_url(url)  # type: ignore[no-untyped-call]
+    return client_of(url, lambda: Retry(NoBackoff(), 0))
 
 
 def _fields(columns: Sequence[str], row: Sequence[Any]) -> dict[Any, Any]:

@@ -160,7 +160,6 @@ class SinkCommits:
                 self._account.release(name)
 
     def subtask_failed(self, subtask: int, attempt: int) -> None:
-        """The attempt has ended."""
         self._ledger.subtask_failed(subtask, attempt)
         self._gather.subtask_failed(subtask)
 

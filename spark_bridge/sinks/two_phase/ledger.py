@@ -88,7 +88,6 @@ class SinkLedger:
 
     @property
     def names(self) -> Set[str]:
-        """Their names."""
         return self._pending.keys()
 
     @property
@@ -127,7 +126,6 @@ class SinkLedger:
         return due
 
     def committed(self, name: str) -> None:
-        """The part is committed."""
         self._pending.pop(name, None)
 
     def snapshot(self, checkpoint_id: int, held: Sequence[Committable] = (), expected: Sequence[int] = ()) -> bytes:
@@ -187,7 +185,6 @@ class SinkLedger:
         return list(committables), dead, expected
 
     def run_ended(self, succeeded: bool) -> None:
-        """The run has ended."""
         self._ended_well, self._final_cut = succeeded, None
 
     # --- dead parts, by their names -----------------------------------------------------------------------

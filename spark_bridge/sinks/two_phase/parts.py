@@ -176,27 +176,17 @@ def parse_prepared(sink: str, target: str, event: Any) -> PreparedList | None:
                 )
             if len(entries) > PARTS_PER_EVENT:
                 raise RemoteProtocolError(f"a list of {len(entries)} parts, and one has at most {PARTS_PER_EVENT}")
-            committables = committables_from([[*_listed(entry), checkpoint_id] for entry in entries])
-            return PreparedList(checkpoint_id, last, _written_with(proof, committables))
+            whole = [[*entry, checkpoint_id] if isinstance(entry, list) else entry for entry in entries]
+            committables, token = committables_from(whole), token_of(proof)
+            for committable in committables:
+                if committable.part.token != token:
+                    raise SinkMisused(
+                        f"a task lists {committable.name}, which another writer wrote: a task can only list the parts "
+                        "that it wrote itself, and those in the state that it restored"
+                    )
+            return PreparedList(checkpoint_id, last, committables)
         case _:
             return None
-
-
-def _listed(entry: Any) -> list[Any]:
-    if not isinstance(entry, list):
-        raise ValueError(f"not a prepared part: {show(entry)}: list what prepare() has returned")
-    return entry
-
-
-def _written_with(proof: str, committables: tuple[Committable, ...]) -> tuple[Committable, ...]:
-    token = token_of(proof)
-    for committable in committables:
-        if committable.part.token != token:
-            raise SinkMisused(
-                f"a task lists {committable.name}, which another writer wrote: a task can only list the parts that "
-                "it wrote itself, and those in the state that it restored"
-            )
-    return committables
 
 
 def committables_from(entries: Sequence[Any]) -> tuple[Committable, ...]:

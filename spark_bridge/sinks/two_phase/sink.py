@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from protocol.arguments import AT_LEAST_1, ID, checked
@@ -93,13 +94,13 @@ class TwoPhaseWriter(Generic[Record_contra]):
         """Release resources, and give up what was not prepared. Must not touch what was prepared."""
 
 
+@dataclass
 class SinkCommitterContext:
     """For whom a committer works. ``sink`` is the sink's name, ``operator_id`` the operator's, ``log`` its logger."""
 
-    def __init__(self, sink: str, operator_id: str, log: Any) -> None:
-        self.sink = sink
-        self.operator_id = operator_id
-        self.log = log
+    sink: str
+    operator_id: str
+    log: Any
 
 
 class TwoPhaseCommitter:

@@ -97,12 +97,7 @@ class TwoPhaseSinkOperator(SubtaskOperator):
         committables = list(self.writer.prepare())
         self._names.prepared_for(checkpoint_id)
         for event in prepared_events(
-            self._names.sink,
-            self.sink.target,
-            self._names.proof,
-            checkpoint_id,
-            committables,
-            always=self.sink.atomic,
+            self._names.sink, self.sink.target, self._names.proof, checkpoint_id, committables, always=self.sink.atomic
         ):
             self.context.send_event(event)
         return self.snapshot_position()

@@ -11,21 +11,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from decimal import Decimal
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import pyarrow
+from pyarrow import ArrowInvalid, compute, csv, types
 
 from protocol.describing import show
-from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import FileFormat
 from spark_bridge.sources.files.numbers import changes, decimal_for, perhaps_changed
-
-if TYPE_CHECKING:
-    import pyarrow
 
 BLOCK_BYTES_MAX = 1 << 30
 """A record that is longer is an error. Until then, blocks grow with the longest record."""
 HEADER_BYTES_MAX = 1 << 16
+KINDS = (csv.ReadOptions, csv.ParseOptions, csv.ConvertOptions)
 OURS = ("block_size", "column_types", "include_columns", "include_missing_columns", "use_threads")
 """What the reader sets itself."""
 DEFAULTS = {
@@ -41,10 +42,10 @@ NO_NUMBER = r"^(?:[+]|[+-]?0[0-9xX])"
 
 def check_csv_options(options: dict[str, Any]) -> None:
     """Raise ``ValueError`` or ``TypeError`` for what pyarrow does not take, or what the reader sets itself."""
-    require("pyarrow", "dataframe")
     if "delimiter" in options:
         raise ValueError("delimiter has a separate argument: pass delimiter=, and leave it out of csv_options")
-    known = {name for names in _names().values() for name in names} - {"delimiter"}
+    known = {name for kind in KINDS for name in dir(kind) if name[0] != "_" and not callable(getattr(kind, name))}
+    known -= {*OURS, "delimiter"}
     if wrong := sorted(set(options) - known):
         raise ValueError(
             f"csv_options has no {', '.join(map(repr, wrong))}: pass options of pyarrow.csv, which are "
@@ -56,32 +57,16 @@ def check_csv_options(options: dict[str, Any]) -> None:
         raise type(error)(f"csv_options is not as pyarrow.csv takes it: {error}. It was {show(options)}") from error
 
 
-def _names() -> dict[Any, list[str]]:
-    """The options of each class."""
-    from pyarrow import csv as arrow_csv
-
-    return {
-        kind: [
-            name
-            for name in dir(kind)
-            if not name.startswith("_") and name not in OURS and not callable(getattr(kind, name))
-        ]
-        for kind in (arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions)
-    }
-
-
 def _made(options: dict[str, Any]) -> list[Any]:
     """An instance of each class, with the options that belong to it."""
     return [
-        kind(**{name: value for name, value in {**DEFAULTS, **options}.items() if name in names})
-        for kind, names in _names().items()
+        kind(**{name: value for name, value in {**DEFAULTS, **options}.items() if hasattr(kind, name)})
+        for kind in KINDS
     ]
 
 
 def csv_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None:
     """The columns of the first block, with types that hold what is in it; None if it has no rows."""
-    import pyarrow
-
     first = next(_batches(file, file_format, {}), None)
     if first is None:
         return None
@@ -94,18 +79,15 @@ def csv_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None
         )
     numbers = [one.name for one in batch.schema if _is_number(one.type)]
     _, texts = next(_batches(file, file_format, dict.fromkeys(numbers, pyarrow.string())))
-    types = {
+    exact = {
         name: _type_of(_nulled(texts.column(name), file_format), batch.schema.field(name).type) for name in numbers
     }
     columns = zip(names, batch, strict=True)
-    return pyarrow.schema([(name, types.get(name) or _named_type(name, column)) for name, column in columns])
+    return pyarrow.schema([(name, exact.get(name) or _named_type(name, column)) for name, column in columns])
 
 
 def _named_type(name: str, values: Any) -> Any:
     """The type of a column that has no numbers. Nanoseconds, which end in 2262, are found only where they are used."""
-    import pyarrow
-    from pyarrow import types
-
     found = values.type
     if types.is_null(found):
         return pyarrow.string()
@@ -122,9 +104,6 @@ def _named_type(name: str, values: Any) -> Any:
 
 def _nulled(texts: Any, file_format: FileFormat) -> Any:
     """Numbers as texts, without blanks around them, and NULL for what means NULL. pyarrow does so in other columns."""
-    import pyarrow
-    from pyarrow import compute
-
     nulls = {**DEFAULTS, **file_format.csv_options}["null_values"]
     texts = compute.utf8_trim_whitespace(texts)
     is_null = compute.is_in(texts, value_set=pyarrow.array(nulls, pyarrow.string()))
@@ -133,12 +112,10 @@ def _nulled(texts: Any, file_format: FileFormat) -> Any:
 
 def _type_of(texts: Any, found: Any) -> Any:
     """The type for the numbers in ``texts``: ``found``, if it changes none of them."""
-    import pyarrow
-
     texts = texts.drop_null()
-    if pyarrow.compute.any(pyarrow.compute.match_substring_regex(texts, NO_NUMBER)).as_py():
+    if compute.any(compute.match_substring_regex(texts, NO_NUMBER)).as_py():
         return pyarrow.string()
-    if pyarrow.types.is_integer(found) or not _changed(texts, found):
+    if types.is_integer(found) or not _changed(texts, found):
         return found
     numbers = [Decimal(text) for text in texts.to_pylist()]
     return decimal_for(numbers) or pyarrow.string()
@@ -146,15 +123,11 @@ def _type_of(texts: Any, found: Any) -> Any:
 
 def _changed(texts: Any, wanted: Any) -> list[str]:
     """The numbers that a floating-point type would change."""
-    from pyarrow import compute
-
     long = texts.filter(compute.match_substring_regex(texts, perhaps_changed(wanted))).to_pylist()
     return [text for text in long if changes(Decimal(text), wanted)]
 
 
 def _is_number(found: Any) -> bool:
-    from pyarrow import types
-
     return bool(types.is_integer(found) or types.is_floating(found))
 
 
@@ -162,33 +135,25 @@ def read_csv(
     file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
 ) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
     """Yield the rows from ``position`` on, in batches, each with the position after it."""
-    require("pyarrow", "dataframe")
-    import pyarrow
-
-    schema = file_format.arrow_schema
     offset, done = (0, 0) if position is None else (position, 0) if isinstance(position, int) else position[:2]
-    types = {one.name: one.type for one in schema}
-    checked = [name for name, found in types.items() if _is_checked(found, file_format.inferred)]
-    for read, batch in _batches(file, file_format, types | dict.fromkeys(checked, pyarrow.string()), offset, done):
+    wanted = {one.name: one.type for one in file_format.schema}
+    checked = [name for name, found in wanted.items() if _is_checked(found, file_format.inferred)]
+    for read, batch in _batches(file, file_format, wanted | dict.fromkeys(checked, pyarrow.string()), offset, done):
         done += batch.num_rows
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in checked:
             texts = _nulled(columns[name], file_format)
-            columns[name] = _numbers(name, texts, types[name], inferred=file_format.inferred)
+            columns[name] = _numbers(name, texts, wanted[name], inferred=file_format.inferred)
         yield [offset, done, read], pyarrow.record_batch(columns)
 
 
 def _is_checked(wanted: Any, inferred: bool) -> bool:
     """Whether a column is read as text, because pyarrow would change numbers in it."""
-    from pyarrow import types
-
     return _is_number(wanted) if inferred else types.is_float32(wanted) or types.is_float64(wanted)
 
 
 def _numbers(column: str, texts: Any, wanted: Any, *, inferred: bool) -> Any:
     """The texts as numbers. Raises ``ValueError`` for one that would not be what it was."""
-    from pyarrow import ArrowInvalid, compute, types
-
     wrong = texts.filter(compute.match_substring_regex(texts, NO_NUMBER)).to_pylist() if inferred else []
     try:
         numbers = None if wrong else texts.cast(wanted)
@@ -207,20 +172,19 @@ def _numbers(column: str, texts: Any, wanted: Any, *, inferred: bool) -> Any:
     return numbers
 
 
+@dataclass(eq=False)
 class _View:
     """The file from ``at`` on, for one reader.
 
     pyarrow reads ahead on a separate thread, also after its reader was closed, and must not move the next one's place.
     """
 
+    _file: BinaryIO
+    at: int
+    end: bytes = b""  # the last bytes that were read
+    closed: bool = False
+    _lock: Lock = field(default_factory=Lock)
     mode = "rb"
-
-    def __init__(self, file: BinaryIO, at: int) -> None:
-        self._file = file
-        self._lock = Lock()
-        self.at = at
-        self.end = b""  # the last bytes that were read
-        self.closed = False
 
     def read(self, size: int = -1) -> bytes:
         with self._lock:
@@ -238,11 +202,9 @@ class _View:
 
 
 def _header(file: BinaryIO, file_format: FileFormat, block_size: int) -> list[str]:
-    from pyarrow import csv as arrow_csv
-
     read, parse, _ = _made(file_format.csv_options)
     read.block_size = block_size
-    with closing(_View(file, 0)) as view, arrow_csv.open_csv(view, read, parse) as batches:
+    with closing(_View(file, 0)) as view, csv.open_csv(view, read, parse) as batches:
         return list(batches.schema.names)
 
 
@@ -267,13 +229,10 @@ def _batches(
     pyarrow fails if a record is longer than a block. Then blocks are twice as long, and the file is read again from
     ``offset``: once for each doubling, so ten times for a record of 1 GiB.
     """
-    from pyarrow import ArrowInvalid
-    from pyarrow import csv as arrow_csv
-
     read, parse, convert = _made(file_format.csv_options)
     read.block_size, read.use_threads = file_format.block_bytes, False
     convert.column_types = types
-    if file_format.schema is not None and not file_format.inferred:
+    if not file_format.inferred:
         convert.include_columns = list(types)
     names: list[str] = []
     given = done
@@ -285,7 +244,7 @@ def _batches(
                 read.column_names, read.skip_rows = names, 0
             if len(names) == 1 and "ignore_empty_lines" not in file_format.csv_options:
                 parse.ignore_empty_lines = False  # such a line is a row with NULL
-            with closing(_View(file, offset)) as view, arrow_csv.open_csv(view, read, parse, convert) as batches:
+            with closing(_View(file, offset)) as view, csv.open_csv(view, read, parse, convert) as batches:
                 skipped = given
                 for batch in batches:
                     new = batch.slice(min(skipped, batch.num_rows))

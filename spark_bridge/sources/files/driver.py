@@ -11,7 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pyarrow
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.sources.enumerators import DiscoveringSplitEnumerator
@@ -24,9 +26,6 @@ from spark_bridge.sources.files.format import FileFormat
 from spark_bridge.sources.files.task import FORMATS, FileReader, bytes_left, is_compressed, read_schema
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 log = get_logger("headgate.sources")
 
@@ -119,7 +118,7 @@ class FileSource(Source):
             check_csv_options(csv_options)
         self._settings = FileFormat(
             "",
-            None if schema is None else schema.serialize().to_pybytes(),
+            schema,
             schema is None,
             batch_rows,
             block_bytes,
@@ -147,21 +146,18 @@ class FileSource(Source):
         is_local = "file" in filesystem.protocol
         found = _local_files(root, pattern) if is_local else _remote_files(filesystem, root, pattern)
         for path in found:
-            self._check_no_table(path.removeprefix(above))
+            parts = path.removeprefix(above).split("/")
+            kind = "a Delta" if "_delta_log" in parts else "an Iceberg" if path.endswith(".metadata.json") else ""
+            if kind and (kind == "a Delta" or "metadata" in parts):
+                raise ValueError(
+                    f"there is {kind} table in {self._url}: its folder has files with rows that were deleted or "
+                    "replaced. Read it with Spark's format for it, or copy its contents to Parquet files first"
+                )
         return sorted(
             (str(filesystem.unstrip_protocol(path)), size)
             for path, size in found.items()
             if size and not _is_hidden(path.removeprefix(above), named)
         )
-
-    def _check_no_table(self, path: str) -> None:
-        parts = path.split("/")
-        kind = "a Delta" if "_delta_log" in parts else "an Iceberg" if path.endswith(".metadata.json") else ""
-        if kind and (kind == "a Delta" or "metadata" in parts):
-            raise ValueError(
-                f"there is {kind} table in {self._url}: its folder has files with rows that were deleted or replaced. "
-                "Read it with Spark's format for it, or copy its contents to Parquet files first"
-            )
 
     def _root(self) -> str:
         """The folder below which the names of folders have values, as a URL."""
@@ -258,8 +254,7 @@ class FileSource(Source):
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
-        settings = replace(self._settings, name=self.file_format, root=self._root())
-        settings = replace(settings, schema=self.schema.serialize().to_pybytes())
+        settings = replace(self._settings, name=self.file_format, root=self._root(), schema=self.schema)
         return partial(FileReader, settings, self._rate_limit_per_s)
 
 

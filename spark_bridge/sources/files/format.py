@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
-if TYPE_CHECKING:
-    import pyarrow
+import pyarrow
+from pyarrow import types
 
 NO_END = 1 << 62
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
@@ -26,8 +25,8 @@ class FileFormat:
     """
 
     name: str
-    schema: bytes | None
-    """The schema of all batches, in Arrow's own format. None only while it is being found out."""
+    schema: pyarrow.Schema
+    """That of all batches. None only while it is being found out."""
     inferred: bool
     batch_rows: int
     block_bytes: int
@@ -35,12 +34,6 @@ class FileFormat:
     storage_options: dict[str, Any] = field(repr=False)
     root: str = ""
     """The folder that the URL names. Names of folders below it, such as ``day=2026-01-01``, are values."""
-
-    @cached_property
-    def arrow_schema(self) -> pyarrow.Schema:
-        import pyarrow
-
-        return pyarrow.ipc.read_schema(pyarrow.BufferReader(self.schema))
 
     def values_of_folders(self, path: str) -> dict[str, str | None]:
         """The values that the names of a file's folders have, as Hive, Spark and others write partitions."""
@@ -53,7 +46,7 @@ class FileFormat:
 
     def check_known(self, found: pyarrow.Schema) -> None:
         """Raise ``ValueError`` for a column or a field that a found-out schema does not have: it would be lost."""
-        new = list(not_in(found, self.arrow_schema)) if self.inferred else []
+        new = list(not_in(found, self.schema)) if self.inferred else []
         if new:
             raise ValueError(
                 f"it has {', '.join(map(repr, new))}, which the head of the first file does not have: pass schema= "
@@ -63,8 +56,6 @@ class FileFormat:
 
 def not_in(found: Any, known: Any, above: str = "") -> Iterator[str]:
     """Yield where ``found``, a schema or a struct, has a field that ``known`` lacks, if it is more than NULL."""
-    from pyarrow import types
-
     for one in found:
         place = known.get_field_index(one.name)
         if place >= 0:
@@ -74,8 +65,6 @@ def not_in(found: Any, known: Any, above: str = "") -> Iterator[str]:
 
 
 def _not_inside(found: Any, known: Any, path: str) -> Iterator[str]:
-    from pyarrow import types
-
     if types.is_struct(found) and types.is_struct(known):
         yield from not_in(found, known, f"{path}.")
     elif found.num_fields == known.num_fields:
@@ -85,8 +74,6 @@ def _not_inside(found: Any, known: Any, path: str) -> Iterator[str]:
 
 def leaves_of(values: Any) -> Iterator[Any]:
     """Yield the values of a column that contain no others, in arrays."""
-    from pyarrow import types
-
     if hasattr(values, "chunks"):
         for chunk in values.chunks:
             yield from leaves_of(chunk)

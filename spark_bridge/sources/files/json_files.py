@@ -10,16 +10,16 @@ import struct
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import pyarrow
+import pyarrow.json
+from pyarrow import types
 
 from protocol.describing import show
 from spark_bridge.common.arrow_types import with_leaves
-from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import NO_END, FileFormat, leaves_of
 from spark_bridge.sources.files.numbers import changes, decimal_for, has_limits, has_many_digits, perhaps_changed
-
-if TYPE_CHECKING:
-    import pyarrow
 
 HEAD_BLOCKS = 64
 """So many blocks are read to find out the type of what is NULL, an empty list or an empty object in the first ones."""
@@ -81,10 +81,7 @@ def read_json(
     file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
 ) -> Iterator[tuple[Any, pyarrow.Table]]:
     """Yield the rows of the lines that begin in the range, in blocks, each with the position after it."""
-    require("pyarrow", "dataframe")
-    import pyarrow
-
-    schema = file_format.arrow_schema
+    schema = file_format.schema
     texts = pyarrow.schema([one.with_type(with_leaves(one.type, _as_text)) for one in schema])
     narrowest = _narrowest_float(schema)
     first = _first_line(file, start) if position is None else position
@@ -95,33 +92,22 @@ def read_json(
         _check_floats(block, table, schema, narrowest)
         for place, one in enumerate(schema):
             if one.type != texts.field(place).type:
-                table = table.set_column(place, one, _of_text(table.column(place), one))
+                try:
+                    table = table.set_column(place, one, table.column(place).cast(one.type))
+                except ValueError as error:
+                    raise ValueError(f"column {one.name!r}: {error}") from error
         yield after, table
 
 
 def _as_text(found: Any) -> Any:
     """The type in which pyarrow reads it: it takes a time without a zone for one in UTC, and a number for a date."""
-    from pyarrow import string, types
-
     if types.is_binary(found) or types.is_large_binary(found) or types.is_fixed_size_binary(found):
         raise ValueError(f"JSON has no bytes, and the schema has {found}: pass schema= with a string, and decode it")
-    return string() if types.is_timestamp(found) or types.is_date(found) else found
-
-
-def _of_text(column: Any, field: pyarrow.Field) -> Any:
-    try:
-        return column.cast(field.type)
-    except ValueError as error:
-        raise ValueError(f"column {field.name!r}: {error}") from error
+    return pyarrow.string() if types.is_timestamp(found) or types.is_date(found) else found
 
 
 def _unknown_as_text(found: Any) -> Any:
-    import pyarrow
-
-    return pyarrow.string() if pyarrow.types.is_null(found) else _as_text(found)
-
-
-# --- the columns of a file -----------------------------------------------------------------------------------------
+    return pyarrow.string() if types.is_null(found) else _as_text(found)
 
 
 def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | None:
@@ -129,8 +115,6 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
 
     A text is a text, also if it looks like a time. What is never more than NULL becomes a text.
     """
-    import pyarrow
-
     schema = None
     read = []
     for _, block in islice(_blocks(file, 0, NO_END, file_format.block_bytes), HEAD_BLOCKS):
@@ -144,8 +128,8 @@ def json_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema | Non
             break
     if schema is None:
         return None
-    types = {one.name: one.type for one in schema} | _exact_types(b"".join(read), schema)
-    return pyarrow.schema([(one.name, with_leaves(types[one.name], _unknown_as_text)) for one in schema])
+    exact = {one.name: one.type for one in schema} | _exact_types(b"".join(read), schema)
+    return pyarrow.schema([(one.name, with_leaves(exact[one.name], _unknown_as_text)) for one in schema])
 
 
 def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
@@ -154,7 +138,7 @@ def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
     if narrowest is None:
         return {}
     changed = {column: path for path, column, _, _ in _changed(block, schema, perhaps_changed(narrowest))}
-    types = {}
+    exact = {}
     for column, path in changed.items():
         numbers = [row[column] for row in _rows(block) if row.get(column) is not None]
         found = decimal_for(numbers) if path == column else None
@@ -163,14 +147,12 @@ def _exact_types(block: bytes, schema: pyarrow.Schema) -> dict[str, Any]:
                 f"column {path!r} has numbers that a double would change, and its type is not found out: pass schema= "
                 "with a decimal for it"
             )
-        types[column] = found
-    return types
+        exact[column] = found
+    return exact
 
 
 def _narrowest_float(schema: pyarrow.Schema) -> Any:
     """The narrowest of the types in the schema that may change a number; None if there are none."""
-    from pyarrow import types
-
     found = []
 
     def note(leaf: Any) -> Any:
@@ -197,19 +179,17 @@ def _check_floats(block: bytes, table: Any, schema: pyarrow.Schema, narrowest: A
 
 
 def _has_limits(table: Any) -> bool:
-    from pyarrow import types
-
     return any(has_limits(leaf) for one in table.columns for leaf in leaves_of(one) if types.is_floating(leaf.type))
 
 
 def _matches(block: bytes, pattern: str) -> bool:
     """Whether something in the block matches. In pyarrow, because Python takes longer to search than to parse."""
-    from pyarrow import Array, compute, large_binary, py_buffer
+    from pyarrow import compute  # not at the top, as in `numbers`
 
     # pyarrow.scalar would copy the block, and import pandas: Spark's worker collects garbage after each task, which
     # takes longer with pandas in it.
-    ends = py_buffer(struct.pack("=qq", 0, len(block)))
-    one = Array.from_buffers(large_binary(), 1, [None, ends, py_buffer(block)])
+    ends = pyarrow.py_buffer(struct.pack("=qq", 0, len(block)))
+    one = pyarrow.Array.from_buffers(pyarrow.large_binary(), 1, [None, ends, pyarrow.py_buffer(block)])
     return bool(compute.match_substring_regex(one, pattern)[0].as_py())
 
 
@@ -222,9 +202,9 @@ def _rows(block: bytes) -> Iterator[dict[str, Any]]:
 
 def _changed(block: bytes, schema: pyarrow.Schema, pattern: str) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the numbers that their types would change: where each is, in which column, the number, and its type."""
-    from pyarrow import array, binary, compute
+    from pyarrow import compute
 
-    lines = array(block.splitlines(), binary())
+    lines = pyarrow.array(block.splitlines(), pyarrow.binary())
     for row in _rows(b"\n".join(lines.filter(compute.match_substring_regex(lines, pattern)).to_pylist())):
         for one in schema:
             for path, number, wanted in _doubles(row.get(one.name), one.type, one.name):
@@ -234,8 +214,6 @@ def _changed(block: bytes, schema: pyarrow.Schema, pattern: str) -> Iterator[tup
 
 def _doubles(value: Any, found: Any, path: str) -> Iterator[tuple[str, Decimal, Any]]:
     """Yield the numbers in a value that become doubles or floats, each with where it is and its type."""
-    from pyarrow import types
-
     if types.is_floating(found) and isinstance(value, Decimal):
         yield path, value, found
     elif types.is_list(found) and isinstance(value, list):

@@ -11,12 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
 
 from spark_bridge.common.arrow_types import DECIMAL_DIGITS
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _SAFE_DIGITS = {"double": 15, "float": 6, "halffloat": 3}
 _SAFE_EXPONENT_DIGITS = {"double": 2, "float": 1, "halffloat": 0}
@@ -44,7 +43,7 @@ def has_many_digits(block: bytes, wanted: Any) -> bool:
 
 def has_limits(values: pyarrow.Array) -> bool:
     """Whether a double or a float is so near 0, or so far from it, that it may have been another number."""
-    from pyarrow import compute
+    from pyarrow import compute  # a new worker would need 50 ms for it, also without such numbers
 
     lowest, highest = _RANGES[str(values.type)]
     found = compute.min_max(compute.abs(values)).as_py()
@@ -53,8 +52,6 @@ def has_limits(values: pyarrow.Array) -> bool:
 
 def changes(number: Decimal, wanted: Any) -> bool:
     """Whether a floating-point type, written with as many digits, would be another number."""
-    import pyarrow
-
     if not number.is_finite():
         return False
     digits = "".join(map(str, number.as_tuple().digits)).rstrip("0")
@@ -64,8 +61,6 @@ def changes(number: Decimal, wanted: Any) -> bool:
 
 def decimal_for(numbers: Iterable[Decimal]) -> Any:
     """The type of Arrow that holds all these numbers as they are; None if there is none."""
-    import pyarrow
-
     scale = whole = 0
     for number in numbers:
         if not number.is_finite():

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import pyarrow
+from pyarrow import types
+from pyarrow.parquet import ParquetFile
 
 from spark_bridge.common.arrow_types import with_leaves
-from spark_bridge.common.extras import require
 from spark_bridge.sources.files.format import FileFormat, leaves_of, not_in
-
-if TYPE_CHECKING:
-    import pyarrow
 
 FIRST_DAY = datetime.date(1582, 10, 15)
 """Of the calendar of today."""
@@ -27,9 +27,7 @@ FIRST_TIME = datetime.datetime(1900, 1, 1, tzinfo=datetime.UTC)
 
 
 def _opened(file: BinaryIO) -> Any:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    return ParquetFile(file, coerce_int96_timestamp_unit="us")
 
 
 def parquet_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema:
@@ -40,12 +38,10 @@ def parquet_schema(file: BinaryIO, file_format: FileFormat) -> pyarrow.Schema:
 
 def _schema_of(parquet: Any, wanted: list[str]) -> pyarrow.Schema:
     """The columns of these names as they are read. Raises ``ValueError`` for one whose values nothing would show."""
-    import pyarrow
-
     names = parquet.schema_arrow.names
     if twice := sorted({name for name in wanted if names.count(name) > 1}):
         raise ValueError(f"it has more than one column of the name {', '.join(twice)}: pass schema= without it")
-    fields = []
+    fields = {}
     at = 0  # a column in Parquet has no other columns in it, and its name does not say where it belongs
     for one in parquet.schema_arrow:
         leaves = [parquet.schema.column(number) for number in range(at, at + _leaf_count(one.type))]
@@ -60,13 +56,11 @@ def _schema_of(parquet: Any, wanted: list[str]) -> pyarrow.Schema:
         count, (times, changed) = sum(leaf.physical_type == "INT96" for leaf in leaves), _in_utc(one.type)
         if count and times != count:
             raise ValueError(f"column {one.name!r} has INT96 beside other times without a zone: leave it out")
-        fields.append(one.with_type(changed) if count else one)
-    return pyarrow.schema(fields)
+        fields[one.name] = one.with_type(changed) if count else one
+    return pyarrow.schema([fields[name] for name in wanted])
 
 
 def _leaf_count(found: Any) -> int:
-    import pyarrow
-
     if isinstance(found, pyarrow.BaseExtensionType):
         return _leaf_count(found.storage_type)
     return sum(_leaf_count(found.field(place).type) for place in range(found.num_fields)) or 1
@@ -74,16 +68,14 @@ def _leaf_count(found: Any) -> int:
 
 def _in_utc(found: Any) -> tuple[int, Any]:
     """How many times without a zone are in the type, and the type with these as instants."""
-    import pyarrow as pa
-
     times = 0
 
     def instant(leaf: Any) -> Any:
         nonlocal times
-        if not pa.types.is_timestamp(leaf) or leaf.tz is not None:
+        if not types.is_timestamp(leaf) or leaf.tz is not None:
             return leaf
         times += 1
-        return pa.timestamp("us", "UTC")
+        return pyarrow.timestamp("us", "UTC")
 
     changed = with_leaves(found, instant)
     return times, changed
@@ -93,14 +85,10 @@ def read_parquet(
     file: BinaryIO, file_format: FileFormat, start: int, end: int, position: Any
 ) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
     """Yield the rows of the row groups that begin in the range, in batches, each with the position after it."""
-    require("pyarrow", "dataframe")
-    import pyarrow
-
     parquet = _opened(file)
-    names, known = parquet.schema_arrow.names, file_format.arrow_schema
+    names, known = parquet.schema_arrow.names, file_format.schema
     wanted = names if file_format.inferred else [name for name in known.names if name in names]
     schema = _schema_of(parquet, wanted)
-    schema = pyarrow.schema([schema.field(name) for name in wanted])
     if missing := list(not_in([one for one in known if one.name in wanted], schema)):
         raise ValueError(
             f"it has no {', '.join(map(repr, missing))}: correct the schema, or read such files separately"
@@ -133,7 +121,7 @@ def _is_legacy(metadata: dict[bytes, bytes]) -> bool:
 
 def _check_calendar(batch: Any) -> None:
     """Raise ``ValueError`` if days in it are so early that calendars differ."""
-    from pyarrow import compute, scalar, types
+    from pyarrow import compute  # not at the top, as in `numbers`
 
     for one in batch.schema:
         for values in leaves_of(batch.column(one.name)):
@@ -142,7 +130,7 @@ def _check_calendar(batch: Any) -> None:
                 continue
             first = FIRST_DAY if types.is_date(kind) else FIRST_TIME if kind.tz else FIRST_TIME.replace(tzinfo=None)
             early = compute.min(values)  # Python has no years after 9999
-            if compute.less(early, scalar(first, kind)).as_py():
+            if compute.less(early, pyarrow.scalar(first, kind)).as_py():
                 raise ValueError(
                     f"column {one.name!r} has {early.cast('string')}, and Spark wrote the file with the calendar of "
                     "before 1582: let Spark write it again with spark.sql.parquet.datetimeRebaseModeInWrite=CORRECTED, "

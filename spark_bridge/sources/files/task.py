@@ -13,19 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from gzip import BadGzipFile
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from importlib import import_module
+from typing import Any, BinaryIO, cast
+
+import pyarrow
 
 from spark_bridge.common.arrow_types import conform
-from spark_bridge.common.extras import require
 from spark_bridge.common.urls import filesystem_of
-from spark_bridge.sources.files.csv_files import csv_schema, read_csv
 from spark_bridge.sources.files.format import NO_END, FileFormat
-from spark_bridge.sources.files.json_files import json_schema, read_json
-from spark_bridge.sources.files.parquet_files import parquet_schema, read_parquet
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 FORMATS = ("json", "csv", "parquet")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".snappy")
@@ -41,6 +37,15 @@ def _named(path: str) -> Iterator[None]:
         raise ValueError(
             f"cannot read {path}: {text}. Correct or remove the file, or pass format= and schema= as the files are"
         ) from error
+
+
+def _functions_of(name: str) -> tuple[Callable[..., Any], Callable[..., Iterator[tuple[Any, Any]]]]:
+    """What finds the columns of a file, and what reads it.
+
+    What the other formats need of pyarrow takes a new worker a fifth of a second: the first job of `json_as_format`.
+    """
+    module = import_module(f"spark_bridge.sources.files.{name}_files")
+    return getattr(module, f"{name}_schema"), getattr(module, f"read_{name}")
 
 
 def is_compressed(path: str) -> bool:
@@ -60,27 +65,25 @@ class FileReader(SplitReader):
 
     def __init__(self, file_format: FileFormat, rate_limit_per_s: float | None = None) -> None:
         self._format = file_format
-        self._read = _READERS[file_format.name]
+        _, self._read = _functions_of(file_format.name)
         self.rate_limit_per_s = rate_limit_per_s
 
     def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, pyarrow.RecordBatch]]:
-        import pyarrow
-
         path, start, end = split
         if is_compressed(path):
             end = NO_END  # the sizes that the driver sees are those of the compressed file
-        file_format, schema = self._format, self._format.arrow_schema
+        file_format, schema = self._format, self._format.schema
         with _named(path), closing(open_file(path, file_format.storage_options)) as file:
             texts = file_format.values_of_folders(path)
             file_format.check_known(pyarrow.schema([(name, pyarrow.string()) for name in texts]))
             in_folders = [(one, _value(texts[one.name], one)) for one in schema if one.name in texts]
             for one, _ in in_folders:
                 schema = schema.remove(schema.get_field_index(one.name))
-            in_file = replace(file_format, schema=schema.serialize().to_pybytes())
+            in_file = replace(file_format, schema=schema)
             for after, table in self._read(file, in_file, start, end, position):
                 file_format.check_known(table.schema)
                 whole = _with_values(table, in_folders)
-                yield after, conform(whole, file_format.arrow_schema, utc_is_named=not file_format.inferred)
+                yield after, conform(whole, file_format.schema, utc_is_named=not file_format.inferred)
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
@@ -91,20 +94,16 @@ class FileReader(SplitReader):
 
 def _value(text: str | None, field: pyarrow.Field) -> Any:
     """What the name of a folder says, in the type of the column."""
-    from pyarrow import scalar, string
-
     try:
-        return scalar(text, string()).cast(field.type)
+        return pyarrow.scalar(text, pyarrow.string()).cast(field.type)
     except ValueError as error:
         raise ValueError(f"column {field.name!r} is {text!r} in the name of a folder: {error}") from error
 
 
 def _with_values(table: Any, in_folders: list[tuple[pyarrow.Field, Any]]) -> Any:
     """The table with the columns that folders name. A file may have them, too, and then says the same."""
-    from pyarrow import repeat
-
     for field, value in in_folders:
-        column, place = repeat(value, table.num_rows), table.schema.get_field_index(field.name)
+        column, place = pyarrow.repeat(value, table.num_rows), table.schema.get_field_index(field.name)
         if place < 0:
             table = table.append_column(field, column)
         elif table.column(place).to_pylist() != column.to_pylist():
@@ -128,26 +127,11 @@ def read_schema(path: str, file_format: FileFormat) -> pyarrow.Schema:
 
     Raises ``ValueError`` if it has no rows, or nothing holds the numbers in it.
     """
-    require("pyarrow", "dataframe")
-    import pyarrow
-
     with _named(path), closing(open_file(path, file_format.storage_options)) as file:
-        schema = _SCHEMAS[file_format.name](file, file_format)
+        schema = _functions_of(file_format.name)[0](file, file_format)
     if schema is None:
         raise ValueError(f"{path} has no rows, so its columns are not known: pass schema=")
     for name in file_format.values_of_folders(path):
         if name not in schema.names:
             schema = schema.append(pyarrow.field(name, pyarrow.string()))
     return schema
-
-
-_READERS: dict[str, Callable[[BinaryIO, FileFormat, int, int, Any], Iterator[tuple[Any, Any]]]] = {
-    "json": read_json,
-    "csv": read_csv,
-    "parquet": read_parquet,
-}
-_SCHEMAS: dict[str, Callable[[BinaryIO, FileFormat], Any]] = {
-    "json": json_schema,
-    "csv": csv_schema,
-    "parquet": parquet_schema,
-}

@@ -10,8 +10,11 @@ from contextlib import closing
 from datetime import datetime
 from functools import cached_property, partial
 from operator import gt, itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from zlib import crc32
+
+import pyarrow
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.sources.enumerators import (
@@ -23,12 +26,9 @@ from protocol.arguments import AT_LEAST_1, POSITIVE, checked
 from protocol.describing import show
 from protocol.source_events import SplitAt
 from spark_bridge.sources.errors import SourceUnreachable
-from spark_bridge.sources.kafka.task import CHECK, OWN_CONFIG, KafkaClient, KafkaReader, KafkaSettings, arrow_schema
+from spark_bridge.sources.kafka.task import CHECK, OWN_CONFIG, SCHEMA, KafkaClient, KafkaReader, KafkaSettings
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 ANSWER_TIMEOUT_S = 30.0
 """How long the brokers may take for one answer."""
@@ -106,6 +106,8 @@ class KafkaSource(Source):
         own = sorted(OWN_CONFIG.intersection(config or ()))
         if own:
             raise ValueError(f"config must not have {own}: the source sets them itself, some from its parameters")
+        self.schema: pyarrow.Schema = SCHEMA
+        """The columns, as a ``pyarrow.Schema``."""
         self._topics = topics if isinstance(topics, str) else tuple(topics)
         self._start = start
         self._bounded = bounded
@@ -118,11 +120,6 @@ class KafkaSource(Source):
 
     def __repr__(self) -> str:
         return f"KafkaSource({self._topics!r})"
-
-    @cached_property
-    def schema(self) -> pyarrow.Schema:
-        """The columns, as a ``pyarrow.Schema``."""
-        return arrow_schema()
 
     @cached_property
     def _asked_for_batches(self) -> _Asked:
@@ -141,7 +138,7 @@ class KafkaSource(Source):
         # Not kept until the next look: a source that ended stays in the heap until a full run of the garbage collector.
         with closing(_Asked(self._settings)) as asked:
             found = asked.partitions(self._topics)
-            ranges = {one: asked.range_of(one) for one in found}
+            ranges = {one: asked.ends_of(one) for one in found}
             starts = {one: low for one, (low, _) in ranges.items()}
             ends: dict[tuple[str, int], int | None] = dict.fromkeys(found)
             if not found_later and self._start != "earliest":
@@ -169,7 +166,7 @@ class KafkaSource(Source):
         topic, partition, until = split
         if until is not None:
             return super().next_part(split, position)
-        low, end = self._asked_for_batches.range_of((topic, partition))
+        low, end = self._asked_for_batches.ends_of((topic, partition))
         begin = low if position is None else position
         return None if end <= begin else (SplitAt([topic, partition, end], begin), end)
 
@@ -216,15 +213,8 @@ def _place(split: Any) -> int:
     return crc32(split[0].encode()) + int(split[1])
 
 
-class _Asked:
+class _Asked(KafkaClient):
     """A client that asks the brokers. For worker threads, one at a time or several."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._client = KafkaClient(settings)
-
-    def close(self) -> None:
-        self._client.close()
 
     def partitions(self, topics: Sequence[str] | str) -> list[tuple[str, int]]:
         """The partitions of the topics, in order."""
@@ -239,37 +229,34 @@ class _Asked:
             found, names = {}, list(topics)
         for name in names:
             metadata = found.get(name) or self._metadata(name)[name]
+            if metadata.error is not None and metadata.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise ValueError(
+                    f"there is no topic {name!r} at {self.servers}: create it, or correct the name. A pattern such as "
+                    "'orders-*' may match no topic yet"
+                )
             if metadata.error is not None:
-                self._refuse(name, metadata.error)
+                raise SourceUnreachable(f"topic {name!r} cannot be read: {metadata.error.str()}. {CHECK}")
             found[name] = metadata
         return [(name, number) for name in names for number in sorted(found[name].partitions)]
 
     def _metadata(self, topic: str | None) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
-            topics: dict[str, Any] = self._client.consumer.list_topics(topic, timeout=ANSWER_TIMEOUT_S).topics
+            topics: dict[str, Any] = self.consumer.list_topics(topic, timeout=ANSWER_TIMEOUT_S).topics
             return topics
 
         return self._answer("the topics", ask)
 
-    def _refuse(self, topic: str, error: Any) -> None:
-        if error.code() == self._client.api.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise ValueError(
-                f"there is no topic {topic!r} at {self._settings.servers}: create it, or correct the name. A pattern "
-                "such as 'orders-*' may match no topic yet"
-            )
-        raise SourceUnreachable(f"topic {topic!r} cannot be read: {error.str()}. {CHECK}")
-
-    def range_of(self, partition: tuple[str, int]) -> tuple[int, int]:
+    def ends_of(self, partition: tuple[str, int]) -> tuple[int, int]:
         """The first offset that a partition has, and the one after the last that may be read."""
         return self._answer(
             f"partition {partition[1]} of topic {partition[0]!r}",
-            lambda: self._client.range_of(*partition, timeout_s=ANSWER_TIMEOUT_S),
+            lambda: self.range_of(partition, timeout_s=ANSWER_TIMEOUT_S),
         )
 
     def offsets_at(self, partitions: Iterable[tuple[str, int]], at_ms: int) -> dict[tuple[str, int], int | None]:
         """The offset of the first record at that time or later; None if there is none."""
-        asked = [self._client.api.TopicPartition(*one, at_ms) for one in partitions]
-        found = self._answer("a time", lambda: self._client.consumer.offsets_for_times(asked, timeout=ANSWER_TIMEOUT_S))
+        asked = [TopicPartition(*one, at_ms) for one in partitions]
+        found = self._answer("a time", lambda: self.consumer.offsets_for_times(asked, timeout=ANSWER_TIMEOUT_S))
         for one in found:
             if one.error is not None:
                 raise SourceUnreachable(
@@ -279,17 +266,13 @@ class _Asked:
 
     def _answer(self, what: str, ask: Callable[[], _Answer]) -> _Answer:
         try:
-            with self._client.secrets.kept():
+            with self.secrets.kept():
                 return ask()
-        except self._client.api.KafkaException as error:
-            said = "; ".join(filter(None, [_text_of(error), self._client.problems()]))
+        except KafkaException as error:
+            [said, *_] = error.args  # what librdkafka says, or what is left of it
+            self.consumer.poll(0)  # calls ``error_cb``; nothing is assigned to a client that only asks
+            said = "; ".join((said.str() if hasattr(said, "str") else str(said), *self.problems))
             raise SourceUnreachable(
-                f"no broker at {self._settings.servers} has answered when it was asked for {what}: {said}. Check that "
+                f"no broker at {self.servers} has answered when it was asked for {what}: {said}. Check that "
                 "the brokers run, that this host can reach them, and the settings in config"
             ) from error
-
-
-def _text_of(error: Exception) -> str:
-    """What librdkafka says, or what is left of it."""
-    [said, *_] = error.args
-    return str(said.str() if hasattr(said, "str") else said)

@@ -15,33 +15,25 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from spark_bridge.common.extras import require
+import pyarrow
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
 from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.source import SplitReader
 
 CHECK = "Check the brokers in servers=, the name of the topic, and what the client may do (config=)"
 
-if TYPE_CHECKING:
-    import confluent_kafka
-    import pyarrow
-
-OWN_CONFIG = frozenset(
-    {
-        "auto.offset.reset",
-        "bootstrap.servers",
-        "enable.auto.commit",
-        "enable.auto.offset.store",
-        "enable.partition.eof",
-        "error_cb",
-        "group.id",
-        "group.instance.id",
-        "isolation.level",
-        "logger",
-    }
-)
+_FIXED_CONFIG = {
+    "auto.offset.reset": "error",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+}
+_OF_PARAMETERS = ("bootstrap.servers", "error_cb", "group.id", "group.instance.id", "isolation.level", "logger")
+OWN_CONFIG = frozenset((*_FIXED_CONFIG, *_OF_PARAMETERS))
 """What a user must not set in the client's configuration, because the positions depend on it, or it has a parameter."""
 
 OPEN_MAX = 100_000
@@ -77,56 +69,41 @@ class KafkaClient:
     """A consumer that reads the partitions it is told to, and the last errors that it has reported."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        require("confluent_kafka", "kafka")
-        import confluent_kafka
-
-        self.api = confluent_kafka
+        self.servers = settings.servers
         self.secrets = Secrets("config", settings.config)
-        self._problems = _Problems(self.secrets)
+        self.problems = _Problems(self.secrets)
         # Not a method of this client: in a cycle, sockets stay open until a full run of the garbage collector.
         own = {
             "bootstrap.servers": settings.servers,
             "group.id": settings.group or "headgate",
             "isolation.level": settings.isolation_level,
-            "auto.offset.reset": "error",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "error_cb": self._problems.add,
+            "error_cb": self.problems.add,
         }
         # Below "critical", librdkafka logs each of many attempts to connect. Whatever fails for long is raised.
         quiet = {"client.id": "headgate", "log_level": 2}
         with self.secrets.kept():
-            self.consumer = confluent_kafka.Consumer({**quiet, **settings.config, **own}, logger=_log)
+            self.consumer = Consumer({**quiet, **settings.config, **_FIXED_CONFIG, **own}, logger=_log)
 
-    def problems(self) -> str:
-        """What the client has said last, for messages."""
-        self.consumer.poll(0)  # calls ``error_cb``; nothing is assigned to a client that only asks
-        return str(self._problems)
-
-    def range_of(self, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
+    def range_of(self, key: _Key, timeout_s: float) -> tuple[int, int]:
         """The first offset that a partition has, and the one after its last. Raises ``KafkaException``."""
-        low, high = self.consumer.get_watermark_offsets(self.api.TopicPartition(topic, partition), timeout=timeout_s)
+        low, high = self.consumer.get_watermark_offsets(TopicPartition(*key), timeout=timeout_s)
         return low, high
 
     def close(self) -> None:
         self.consumer.close()
 
 
-class _Problems:
+class _Problems(deque[str]):
     """The last errors that a client has reported, each once."""
 
     def __init__(self, secrets: Secrets) -> None:
+        super().__init__(maxlen=3)
         self._secrets = secrets
-        self._texts: deque[str] = deque(maxlen=3)
 
-    def add(self, error: confluent_kafka.KafkaError) -> None:
+    def add(self, error: KafkaError) -> None:
         said = self._secrets.shown(_WHEN.sub("", error.str()))
-        if said not in self._texts:
-            self._texts.append(said)
-
-    def __str__(self) -> str:
-        return "; ".join(self._texts)
+        if said not in self:
+            self.append(said)
 
 
 class KafkaReader(SplitReader):
@@ -151,14 +128,13 @@ class KafkaReader(SplitReader):
         if self._partitions is None:
             self._partitions = _Partitions(self._settings)
         partitions, key = self._partitions, (topic, partition)
-        to_batch = _batch_maker()
         partitions.open(key, position)
         while True:
             messages = partitions.take(key)
             due = [one for one in messages if until is None or _offset(one) < until]
             if due:
                 position = self._positions[key] = _offset(due[-1]) + 1
-                yield position, to_batch(topic, partition, due)
+                yield position, _batch(topic, partition, due)
             if until is not None and partitions.has_reached(key, until, len(due) < len(messages), position):
                 partitions.close(key)
                 return
@@ -206,21 +182,20 @@ class _Partitions:
     def __init__(self, settings: KafkaSettings) -> None:
         self.client = KafkaClient(settings)
         self._settings = settings
-        self._error = self.client.api.KafkaError
         self._open: dict[_Key, _Partition] = {}
         self._buffered = 0
         self._next_check_at = 0.0
 
     def open(self, key: _Key, position: int | None) -> None:
-        at = self.client.api.OFFSET_BEGINNING if position is None else position
+        at = OFFSET_BEGINNING if position is None else position
         self._open[key] = _Partition(position)
-        self.client.consumer.incremental_assign([self.client.api.TopicPartition(*key, at)])
+        self.client.consumer.incremental_assign([TopicPartition(*key, at)])
 
     def close(self, key: _Key) -> None:
         self._buffered -= len(self._open.pop(key).messages)
-        self.client.consumer.incremental_unassign([self.client.api.TopicPartition(*key)])
+        self.client.consumer.incremental_unassign([TopicPartition(*key)])
 
-    def take(self, key: _Key) -> list[confluent_kafka.Message]:
+    def take(self, key: _Key) -> list[Message]:
         """The next records of a partition, at most a batch; none if there are none now.
 
         Raises ``SourceDataLost`` or ``SourceUnreachable``.
@@ -249,15 +224,15 @@ class _Partitions:
 
     def end_of(self, key: _Key) -> int | None:
         """Where a partition ended when it was last read from."""
-        at = self.client.api.TopicPartition(*key)
+        at = TopicPartition(*key)
         high = int(self.client.consumer.get_watermark_offsets(at, cached=True)[1])
         return high if high >= 0 else None
 
     def commit(self, positions: dict[_Key, int]) -> None:
-        offsets = [self.client.api.TopicPartition(*key, position) for key, position in positions.items()]
+        offsets = [TopicPartition(*key, position) for key, position in positions.items()]
         try:
             self.client.consumer.commit(offsets=offsets, asynchronous=True)
-        except self.client.api.KafkaException as error:
+        except KafkaException as error:
             _log.warning("committing offsets to the group %r failed: %s", self._settings.group, error)
 
     def _poll(self, timeout_s: float) -> None:
@@ -272,28 +247,28 @@ class _Partitions:
             if error is None:
                 partition.messages.append(message)
                 self._buffered += 1
-            elif error.code() == self._error._PARTITION_EOF:
+            elif error.code() == KafkaError._PARTITION_EOF:
                 partition.end = message.offset()
             else:
                 partition.error = error
 
-    def _handle(self, key: _Key, partition: _Partition, error: confluent_kafka.KafkaError) -> None:
+    def _handle(self, key: _Key, partition: _Partition, error: KafkaError) -> None:
         """What the client has said of one partition, after all records before were taken."""
         topic, number = key
-        if error.code() == self._error._AUTO_OFFSET_RESET:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._handle_lost(key, partition, error)
-        elif error.code() in (self._error.UNKNOWN_TOPIC_OR_PART, self._error._UNKNOWN_PARTITION):
+        elif error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
             raise _gone(key)
         elif error.retriable():
             partition.error = None
         else:
             raise SourceUnreachable(f"partition {number} of topic {topic!r} cannot be read: {error.str()}. {CHECK}")
 
-    def _handle_lost(self, key: _Key, partition: _Partition, error: confluent_kafka.KafkaError) -> None:
+    def _handle_lost(self, key: _Key, partition: _Partition, error: KafkaError) -> None:
         topic, number = key
         try:
-            low, high = self.client.range_of(*key, timeout_s=CHECK_TIMEOUT_S)
-        except self.client.api.KafkaException as unknown:
+            low, high = self.client.range_of(key, timeout_s=CHECK_TIMEOUT_S)
+        except KafkaException as unknown:
             self._failed(key, partition, unknown.args[0])
             return  # the range is needed to say what is gone, so it is asked for again
         position = partition.position
@@ -321,20 +296,20 @@ class _Partitions:
     def _check(self, key: _Key, partition: _Partition) -> None:
         """Ask whether a quiet partition can be reached. The client itself would wait for it without end."""
         try:
-            self.client.range_of(*key, timeout_s=CHECK_TIMEOUT_S)
-        except self.client.api.KafkaException as error:
+            self.client.range_of(key, timeout_s=CHECK_TIMEOUT_S)
+        except KafkaException as error:
             self._failed(key, partition, error.args[0])
         else:
             partition.heard_at, partition.failing_since = time.monotonic(), None
 
-    def _failed(self, key: _Key, partition: _Partition, error: confluent_kafka.KafkaError) -> None:
+    def _failed(self, key: _Key, partition: _Partition, error: KafkaError) -> None:
         now = time.monotonic()
         partition.heard_at = now
         if partition.failing_since is None:
             partition.failing_since = now
         if now - partition.failing_since < PATIENCE_S:
             return
-        if error.code() in (self._error.UNKNOWN_TOPIC_OR_PART, self._error._UNKNOWN_PARTITION):
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
             raise _gone(key)
         raise SourceUnreachable(
             f"partition {key[1]} of topic {key[0]!r} could not be reached for {PATIENCE_S:g} s: {error.str()}. Check "
@@ -342,18 +317,16 @@ class _Partitions:
         )
 
 
+@dataclass(slots=True)
 class _Partition:
     """``position``: the offset after the last record that was taken. ``end``: where the client has met the end."""
 
-    __slots__ = ("end", "error", "failing_since", "heard_at", "messages", "position")
-
-    def __init__(self, position: int | None) -> None:
-        self.position = position
-        self.messages: deque[confluent_kafka.Message] = deque()
-        self.end: int | None = None
-        self.error: confluent_kafka.KafkaError | None = None
-        self.heard_at = time.monotonic()
-        self.failing_since: float | None = None
+    position: int | None
+    messages: deque[Message] = field(default_factory=deque)
+    end: int | None = None
+    error: KafkaError | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    failing_since: float | None = None
 
 
 def _gone(key: _Key) -> SourceDataLost:
@@ -363,33 +336,29 @@ def _gone(key: _Key) -> SourceDataLost:
     )
 
 
-def _offset(message: confluent_kafka.Message) -> int:
+def _offset(message: Message) -> int:
     return int(message.offset() or 0)
 
 
 # --- Arrow ------------------------------------------------------------------------------------------------------------
 
 
-def arrow_schema() -> pyarrow.Schema:
-    """The columns of Spark's own Kafka source, in its order."""
-    import pyarrow
-
-    header = pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())])
-    return pyarrow.schema(
-        [
-            ("key", pyarrow.binary()),
-            ("value", pyarrow.binary()),
-            ("topic", pyarrow.string()),
-            ("partition", pyarrow.int32()),
-            ("offset", pyarrow.int64()),
-            ("timestamp", pyarrow.timestamp("us", "UTC")),
-            ("timestampType", pyarrow.int32()),
-            ("headers", pyarrow.list_(header)),
-        ]
-    )
+SCHEMA = pyarrow.schema(
+    [
+        ("key", pyarrow.binary()),
+        ("value", pyarrow.binary()),
+        ("topic", pyarrow.string()),
+        ("partition", pyarrow.int32()),
+        ("offset", pyarrow.int64()),
+        ("timestamp", pyarrow.timestamp("us", "UTC")),
+        ("timestampType", pyarrow.int32()),
+        ("headers", pyarrow.list_(pyarrow.struct([("key", pyarrow.string()), ("value", pyarrow.binary())]))),
+    ]
+)
+"""The columns of Spark's own Kafka source, in its order."""
 
 
-def _microseconds(topic: str, partition: int, message: confluent_kafka.Message) -> int | None:
+def _microseconds(topic: str, partition: int, message: Message) -> int | None:
     type_, at_ms = message.timestamp()
     if not type_:
         return None
@@ -403,24 +372,16 @@ def _microseconds(topic: str, partition: int, message: confluent_kafka.Message) 
     return at_us
 
 
-def _batch_maker() -> Any:
-    import pyarrow
-
-    schema = arrow_schema()
-
-    def to_batch(topic: str, partition: int, messages: list[confluent_kafka.Message]) -> pyarrow.RecordBatch:
-        times = [one.timestamp() for one in messages]
-        columns: list[list[Any]] = [
-            [one.key() for one in messages],
-            [one.value() for one in messages],
-            [topic] * len(messages),
-            [partition] * len(messages),
-            [one.offset() for one in messages],
-            [_microseconds(topic, partition, message) for message in messages],
-            [type_ - 1 for type_, _ in times],
-            [[{"key": one[0], "value": one[1]} for one in message.headers() or ()] for message in messages],
-        ]
-        arrays = [pyarrow.array(values, one.type) for values, one in zip(columns, schema, strict=True)]
-        return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
-
-    return to_batch
+def _batch(topic: str, partition: int, messages: list[Message]) -> pyarrow.RecordBatch:
+    times = [one.timestamp() for one in messages]
+    columns: list[list[Any]] = [
+        [one.key() for one in messages],
+        [one.value() for one in messages],
+        [topic] * len(messages),
+        [partition] * len(messages),
+        [one.offset() for one in messages],
+        [_microseconds(topic, partition, message) for message in messages],
+        [type_ - 1 for type_, _ in times],
+        [[{"key": one[0], "value": one[1]} for one in message.headers() or ()] for message in messages],
+    ]
+    return pyarrow.RecordBatch.from_arrays(list(map(pyarrow.array, columns, SCHEMA.types)), schema=SCHEMA)

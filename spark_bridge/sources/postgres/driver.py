@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow
 from psycopg import sql
 
 from actors.coordination import SplitEnumerator, SplitEnumeratorContext
@@ -57,9 +58,6 @@ from spark_bridge.sources.postgres.task import (
 )
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 SLOT_TIMEOUT_S = 30.0
 """The server creates a slot when all transactions that were open have ended."""
@@ -219,8 +217,6 @@ class PostgresSource(Source):
     @cached_property
     def schema(self) -> pyarrow.Schema:
         """The columns, as a ``pyarrow.Schema``. Asks the server, and blocks."""
-        import pyarrow
-
         found = {column.name: column for column in self._table_as_planned.columns}
         fields = [pyarrow.field(column, arrow_type(found[column])) for column in self.columns]
         fields += [pyarrow.field(self._op_column, pyarrow.string())] if self._op_column else []
@@ -239,7 +235,7 @@ class PostgresSource(Source):
             self._key,
             self._table_as_planned.types[self._key],
             tuple(self.columns),
-            self.schema.serialize().to_pybytes(),
+            self.schema,
             self._op_column,
             self._lsn_column,
             self._slot,
@@ -310,17 +306,13 @@ class PostgresSource(Source):
         ``identity`` is the number of the table, which another one with its name does not have; the number of its place
         in the publication; and the place in the log where the slot began. Without changes, these two are None.
         """
-        found = self._look()
+        self._look()
         oid, place, _ = identity
         with self._connect() as connection:
-            check_table(connection, found, self._table, oid)
+            found = check_table(connection, self._table, oid)
             if self.has_changes:
                 self._check_replication(connection)
                 check_published(connection, self._table, self._publication, found.oid, place)
-
-    def _read_identity(self) -> list[int | None]:
-        """What ``_check_identity`` wants of a table that is read without changes. Blocks."""
-        return [self._look().oid, None, None]
 
     def _check_publication(self, connection: psycopg.Connection, oid: int) -> int:
         """What an earlier start left is this source's: otherwise no change of the table would ever come."""
@@ -372,7 +364,7 @@ class PostgresSource(Source):
 
         Blocks.
         """
-        type_ = sql.SQL(self.settings.key_type)
+        type_ = sql.SQL(self._table_as_planned.types[self._key])
         key, table = sql.Identifier(self._key), sql.Identifier(*self._table)
         query = sql.SQL(
             "SELECT {key}::text FROM (SELECT {key} FROM {table} WHERE {above} ORDER BY {key} OFFSET {skip} LIMIT 1) one"
@@ -498,8 +490,10 @@ class PostgresEnumerator(SplitEnumerator):
                 self._pending.add(SplitAt(await self._changes(), self._changes_to))
                 self._changes_to = None
             return
-        begin = self._source.create_slot if self._source.has_changes else self._source._read_identity
-        self._identity = await USER.run(begin)
+        if self._source.has_changes:
+            self._identity = await USER.run(self._source.create_slot)
+        else:
+            self._identity = [(await USER.run(self._source._look)).oid, None, None]
         ranges = await USER.run(lambda: [encode_split(one) for one in self._source.ranges()])
         await in_turns(self._pending.restore_in_steps(ranges))
         self._count = len(self._pending)

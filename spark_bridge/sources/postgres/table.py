@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psycopg
+import pyarrow
 from psycopg import sql
 
 from spark_bridge.sources.postgres.pgoutput import Column
-
-if TYPE_CHECKING:
-    import psycopg
-    import pyarrow
 
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 _PERSISTENCE = {"u": "an unlogged table", "t": "a temporary table"}
@@ -211,8 +209,6 @@ def why_columns_differ(
 
 def arrow_type(column: Column) -> pyarrow.DataType:
     """The Arrow type of a column; a text for all types that have none. The numbers of these types never change."""
-    import pyarrow
-
     simple = {
         16: pyarrow.bool_(),
         17: pyarrow.binary(),

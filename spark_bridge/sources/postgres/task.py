@@ -20,10 +20,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
+import pyarrow
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
@@ -42,9 +42,6 @@ from spark_bridge.sources.postgres.table import (
 )
 from spark_bridge.subtask.source import SplitReader
 
-if TYPE_CHECKING:
-    import pyarrow
-
 BATCH_BYTES = 4 * 2**20
 """How large the messages are, about, whose changes make one batch at most, unless a single one is larger."""
 PATIENCE_S = 60.0
@@ -55,6 +52,7 @@ IDLE_LOG_BYTES = 2**20
 """After so much log without changes of this table, the position moves on, so that the server can drop it."""
 RANGE_READ = "headgate/postgres-range-read"
 CHANGES_READ = "headgate/postgres-changes-read"
+"""With the place in the log before which all changes are read, and where a bounded source ends."""
 
 
 _FORMATS = {
@@ -72,7 +70,7 @@ _IN_TRANSACTION = {**_FORMATS, "idle_in_transaction_session_timeout": "0", "tran
 
 @dataclass(frozen=True)
 class PostgresSettings:
-    """How a table is read. ``schema`` is that of the batches, in Arrow's own format.
+    """How a table is read. ``schema`` is that of the batches.
 
     ``oid`` is the server's number of the table, ``identity`` the columns that tell its rows apart.
     """
@@ -82,7 +80,7 @@ class PostgresSettings:
     key: str
     key_type: str
     columns: tuple[str, ...]
-    schema: bytes
+    schema: pyarrow.Schema
     op_column: str | None
     lsn_column: str | None
     slot: str | None
@@ -109,10 +107,11 @@ class PostgresSettings:
             raise
 
 
-def check_table(connection: psycopg.Connection, found: TableFacts | None, table: tuple[str, str], oid: Any) -> None:
-    """Raise ``SourceDataLost`` if what has the table's name is not the table with this number."""
+def check_table(connection: psycopg.Connection, table: tuple[str, str], oid: Any) -> TableFacts:
+    """Look at the table. Raises ``SourceDataLost`` if what has its name is not the table with this number."""
+    found = look(connection, table)
     if found is not None and found.oid == oid:
-        return
+        return found
     name = ".".join(table)
     now = connection.execute("SELECT %s::oid::regclass::text FROM pg_class WHERE oid = %s::oid", (oid, oid)).fetchone()
     raise SourceDataLost(
@@ -148,11 +147,6 @@ def free_slot(connection: psycopg.Connection, slot: str) -> None:
     connection.execute(
         "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = %s", (slot,)
     )
-
-
-def changes_read_event(until: int) -> list[Any]:
-    """All changes before this place in the log are read, and a bounded source ends there."""
-    return [CHANGES_READ, until]
 
 
 def range_read_event(low: str | None, high: str | None, snapshot: str) -> list[Any]:
@@ -246,15 +240,13 @@ class PostgresReader(SplitReader):
             unlocked = (psycopg.errors.WrongObjectType, psycopg.errors.InsufficientPrivilege)  # a foreign table, say
             with suppress(*unlocked), connection.transaction():  # so that the columns are still these when it is read
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(settings.name))
-            found = look(connection, settings.table)
-            check_table(connection, found, settings.table, settings.oid)
-            self._check_columns(found.columns if found else (), "")
+            self._check_columns(check_table(connection, settings.table, settings.oid).columns, "")
             (snapshot,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",)
             return snapshot, _texts(connection.execute(query))
 
     def _check_columns(self, found: Sequence[Column], where: str) -> None:
         settings = self._settings
-        why = why_columns_differ(found, self._schema, settings.columns, are_all=settings.has_all_columns)
+        why = why_columns_differ(found, self._settings.schema, settings.columns, are_all=settings.has_all_columns)
         if why is not None:
             raise SourceDataLost(
                 f"the columns of {'.'.join(settings.table)} are not those that are read{where}: {why}. Pass columns= "
@@ -280,7 +272,8 @@ class PostgresReader(SplitReader):
                 for batch in self._new_batches(log_end, until, covered):
                     if batch is not None:
                         has_found, self._failing_since = True, None
-                    yield None if batch is None else (self._position, batch)
+                    place = self._place if self._inside is None else [self._place, *self._inside]
+                    yield None if batch is None else (place, batch)
             except (psycopg.OperationalError, psycopg.errors.ObjectInUse) as error:
                 self._lose(error)
                 yield None
@@ -290,14 +283,10 @@ class PostgresReader(SplitReader):
             if until is not None:
                 self._close_stream()  # frees the slot for the run after this one
                 self._place, self._inside = max(until, self._place), None
-                self.context.send_event(changes_read_event(self._place))
+                self.context.send_event([CHANGES_READ, self._place])
                 return
             if not has_found:
                 yield self._idle(log_end)
-
-    @property
-    def _position(self) -> int | list[int]:
-        return self._place if self._inside is None else [self._place, *self._inside]
 
     def _idle(self, log_end: int) -> tuple[Any, pyarrow.RecordBatch] | None:
         if log_end - self._place <= IDLE_LOG_BYTES:
@@ -402,9 +391,7 @@ class PostgresReader(SplitReader):
     def _check_outside(self, connection: psycopg.Connection) -> None:
         """The table is the one that was copied, and all of its changes come."""
         settings, (oid, place, _) = self._settings, self._identity
-        found = look(connection, settings.table)
-        check_table(connection, found, settings.table, oid)
-        assert found is not None, "the table has just been compared"
+        found = check_table(connection, settings.table, oid)
         check_published(connection, settings.table, settings.publication, oid, place)
         why = why_no_changes(connection, found, settings.table, settings.key, settings.columns)
         if why is not None:
@@ -483,29 +470,19 @@ class PostgresReader(SplitReader):
 
     # --- Arrow ----------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _schema(self) -> pyarrow.Schema:
-        import pyarrow
-
-        return pyarrow.ipc.read_schema(pyarrow.BufferReader(self._settings.schema))
-
     def _batch(self, columns: dict[str, list[Any]], ops: list[str], lsns: list[int]) -> pyarrow.RecordBatch:
-        import pyarrow
-
         arrays = []
-        for one in self._schema:
+        for one in self._settings.schema:
             if one.name == self._settings.op_column:
                 arrays.append(pyarrow.array(ops, one.type))
             elif one.name == self._settings.lsn_column:
                 arrays.append(pyarrow.array(lsns, one.type))
             else:
                 arrays.append(self._column(one, columns.get(one.name, []), columns.get(self._settings.key, [])))
-        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._settings.schema)
 
     def _column(self, field: pyarrow.Field, texts: list[str | None], keys: list[str | None]) -> pyarrow.Array:
         """Convert a column. Raises ``ValueError``, which names the first value that its type does not have."""
-        import pyarrow
-
         try:
             return _array(texts, field.type)
         except pyarrow.ArrowInvalid:
@@ -533,8 +510,6 @@ def _texts(cursor: psycopg.Cursor[Any]) -> list[tuple[str | None, ...]]:
 
 def _array(texts: list[str | None], type_: pyarrow.DataType) -> pyarrow.Array:
     """A column of the values that PostgreSQL writes as these texts."""
-    import pyarrow
-
     if pyarrow.types.is_boolean(type_):
         return pyarrow.array([None if one is None else one.startswith("t") for one in texts], type_)
     if pyarrow.types.is_binary(type_):

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter, ne
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from zlib import crc32
+
+import pyarrow
 
 from actors.coordination import SplitEnumerator
 from actors.coordination.sources.enumerators import (
@@ -22,9 +24,6 @@ from protocol.source_events import SplitAt
 from spark_bridge.sources.redis.task import RedisReader, check_position, last_id, reached
 from spark_bridge.sources.source import Source
 from spark_bridge.subtask.source import SplitReader
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 class RedisStreamsSource(Source):
@@ -144,14 +143,7 @@ class RedisStreamsSource(Source):
 
     @property
     def operator(self) -> Callable[[], SplitReader]:
-        return partial(
-            RedisReader,
-            self._url,
-            self.schema.serialize().to_pybytes(),
-            self._id_column,
-            self._batch_rows,
-            self._rate_limit_per_s,
-        )
+        return partial(RedisReader, self._url, self.schema, self._id_column, self._batch_rows, self._rate_limit_per_s)
 
 
 def _key(split: Any) -> str:

@@ -9,22 +9,24 @@ split never ends. A position is the id of the last entry that was read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from spark_bridge.common.extras import require
+import pyarrow
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from spark_bridge.common.redis_clients import client_of
 from spark_bridge.common.secret_texts import Secrets
 from spark_bridge.sources.errors import SourceDataLost, SourceUnreachable
 from spark_bridge.subtask.source import SplitReader
 
-if TYPE_CHECKING:
-    import pyarrow
-    import redis
-
 OPEN_MAX = 100_000
-BATCHES_MAX = 16
 RETRIES = 8
+BATCHES_MAX = 16
 """A task holds at most so many batches that it has read and not passed on, or one entry of each stream."""
 CHECK_EVERY_S = 5.0
 """How often a task looks whether the streams that never end are still the same."""
@@ -36,16 +38,10 @@ class RedisReader(SplitReader):
     """Reads the splits of a ``RedisStreamsSource``: yields ``pyarrow.RecordBatch`` objects, all with one schema."""
 
     def __init__(
-        self,
-        url: str,
-        schema: bytes,
-        id_column: str | None,
-        batch_rows: int,
-        rate_limit_per_s: float | None,
+        self, url: str, schema: pyarrow.Schema, id_column: str | None, batch_rows: int, rate_limit_per_s: float | None
     ) -> None:
-        """``schema`` is in Arrow's own format."""
         self._url = url
-        self._schema_bytes = schema
+        self._schema = schema
         self._id_column = id_column
         self._batch_rows = batch_rows
         self.rate_limit_per_s = rate_limit_per_s
@@ -71,35 +67,53 @@ class RedisReader(SplitReader):
     def _read_until(
         self, client: redis.Redis, stream: str, position: str | None, until: str
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
-        to_batch = _batch_maker(stream, self._schema_bytes, self._id_column)
         while True:
             first = "-" if position is None else f"({position}"
             entries: Any = client.xrange(stream, first, until, self._batch_rows)
             if not entries:
                 return
             position = entries[-1][0].decode()
-            yield position, to_batch(entries)
+            yield position, self._batch(stream, entries)
 
     def _follow(
         self, client: redis.Redis, stream: str, position: str | None
     ) -> Iterator[tuple[Any, pyarrow.RecordBatch] | None]:
         if self._tails is None:
             self._tails = _Tails(client, self._batch_rows)
-        to_batch = _batch_maker(stream, self._schema_bytes, self._id_column)
         self._tails.open(stream, position)
         count = self._counts[stream] = _Count(from_start=position is None)
         while True:
             entries = self._tails.take(stream)
             count.read += len(entries)
-            yield (entries[-1][0].decode(), to_batch(entries)) if entries else None
+            yield (entries[-1][0].decode(), self._batch(stream, entries)) if entries else None
+
+    def _batch(self, stream: str, entries: list[Any]) -> pyarrow.RecordBatch:
+        columns = [self._column(stream, field, entries) for field in self._schema]
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _column(self, stream: str, field: pyarrow.Field, entries: list[Any]) -> pyarrow.Array:
+        if field.name == self._id_column:
+            values = [entry_id for entry_id, _ in entries]
+        else:
+            name = field.name.encode()
+            values = [fields.get(name) for _, fields in entries]
+        raw = pyarrow.array(values, pyarrow.binary())
+        if pyarrow.types.is_binary(field.type):
+            return raw
+        try:
+            return raw.cast(pyarrow.string()).cast(field.type)
+        except pyarrow.ArrowInvalid as error:
+            first, last = (entries[at][0].decode() for at in (0, -1))
+            raise ValueError(
+                f"stream {stream!r}, entries {first} to {last}: a value of the field {field.name!r} is not of the type "
+                f"{field.type} ({error}): change its type in the schema, to pyarrow.string() for any text"
+            ) from error
 
     def weight(self, output: pyarrow.RecordBatch) -> float:
         return float(output.num_rows)
 
     def backlog(self, split: Any, position: Any) -> int:
         """How many entries are left. Exact for a stream that is read from its beginning or was once read to its end."""
-        import redis
-
         stream, until = split
         try:
             info: Any = self._connected().xinfo_stream(stream)
@@ -180,16 +194,16 @@ class _Tails:
                 self._added[stream] = added
 
 
+@dataclass
 class _Count:
     """How many entries of a stream this reader has read, and how many were added to the stream before these.
 
     After a restore the second is not known, because a position does not say it, until the stream is read to its end.
     """
 
-    def __init__(self, *, from_start: bool) -> None:
-        self.read = 0
-        self._before: int | None = None
-        self._from_start = from_start
+    from_start: bool
+    read: int = 0
+    _before: int | None = None
 
     def left(self, info: Mapping[str, Any], position: str | None) -> int:
         added: int | None = info.get("entries-added")
@@ -198,7 +212,7 @@ class _Count:
             return _estimate(info, position, None)
         if position is not None and entry_number(position) >= entry_number(info["last-generated-id"]):
             self._before = added - self.read
-        elif self._before is None and self._from_start:
+        elif self._before is None and self.from_start:
             self._before = added - length
         if self._before is None:
             return _estimate(info, position, None)
@@ -226,8 +240,6 @@ def entry_number(text: str | bytes) -> int:
 
 def last_id(client: Any, stream: str) -> str | None:
     """The greatest id that a stream has ever had, also if its entries are deleted; None if there is no such stream."""
-    import redis
-
     try:
         return _last_id_of(client.xinfo_stream(stream))
     except redis.ResponseError as error:
@@ -265,20 +277,12 @@ def _lost(stream: str, position: str, what: str) -> SourceDataLost:
 
 def connect(url: str) -> redis.Redis:
     """Return a client. It repeats what fails for some seconds, because reading changes nothing."""
-    require("redis", "redis")
-    from redis.backoff import ExponentialBackoff
-    from redis.retry import Retry
-
-    from spark_bridge.common.redis_clients import client_of
-
     return client_of(url, lambda: Retry(ExponentialBackoff(cap=2.0, base=0.1), RETRIES))
 
 
 @contextmanager
 def reached(url: str, source: str) -> Iterator[Any]:
     """A client for the driver's half. Raises ``SourceUnreachable`` if the server does not answer, or wants a login."""
-    require("redis", "redis")
-    import redis
 
     def unreachable(text: str) -> SourceUnreachable:
         return SourceUnreachable(
@@ -289,33 +293,3 @@ def reached(url: str, source: str) -> Iterator[Any]:
     failures = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.RedisClusterException)
     with Secrets("url", url).kept(failures, unreachable), connect(url) as client:
         yield client
-
-
-def _batch_maker(stream: str, schema_bytes: bytes, id_column: str | None) -> Callable[[list[Any]], pyarrow.RecordBatch]:
-    require("pyarrow", "dataframe")
-    import pyarrow
-
-    schema = pyarrow.ipc.read_schema(pyarrow.BufferReader(schema_bytes))
-
-    def column(field: pyarrow.Field, entries: list[Any]) -> pyarrow.Array:
-        if field.name == id_column:
-            values = [entry_id for entry_id, _ in entries]
-        else:
-            name = field.name.encode()
-            values = [fields.get(name) for _, fields in entries]
-        raw = pyarrow.array(values, pyarrow.binary())
-        if pyarrow.types.is_binary(field.type):
-            return raw
-        try:
-            return raw.cast(pyarrow.string()).cast(field.type)
-        except pyarrow.ArrowInvalid as error:
-            first, last = (entries[at][0].decode() for at in (0, -1))
-            raise ValueError(
-                f"stream {stream!r}, entries {first} to {last}: a value of the field {field.name!r} is not of the type "
-                f"{field.type} ({error}): change its type in the schema, to pyarrow.string() for any text"
-            ) from error
-
-    def to_batch(entries: list[Any]) -> pyarrow.RecordBatch:
-        return pyarrow.RecordBatch.from_arrays([column(field, entries) for field in schema], schema=schema)
-
-    return to_batch

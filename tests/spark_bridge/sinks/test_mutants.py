@@ -72,9 +72,9 @@ iceberg-replay-not-recognised [new; H64]
   ~ if part.number > numbers.get(part.writer, -1) => if True
 delta-strangers-files [new; H83]
   The files of another sink of the same table are taken for orphans.
-  @ spark_bridge.sinks.parquet.folder:DataFolder.noted
-  - paths = self._filesystem.ls(self._notes, detail=False)
-  + paths = self._filesystem.find(self._notes.rpartition("/")[0])
+  @ spark_bridge.sinks.folder:SinkFolder.staged
+  - paths = self._filesystem.ls(self._hidden, detail=False)
+  + paths = self._filesystem.find(self._hidden.rpartition("/")[0])
 iceberg-rebases-blindly [pyiceberg 0.12 retries by itself; H64]
   A commit that met a conflict is put on top of it, even if the other one was the same.
   @ spark_bridge.sinks.iceberg.driver:IcebergCommitter.load

@@ -94,7 +94,7 @@ async def test_a_task_that_lists_the_files_of_others_neither_loses_nor_repeats_a
 
 async def test_a_theft_that_succeeds_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """H83: without the proof, and without the rule about subtasks that stands behind it."""
-    Edit("spark_bridge.sinks.two_phase.parts:_written_with", "if committable.part.token != token:", "if False:").apply(
+    Edit("spark_bridge.sinks.two_phase.parts:parse_prepared", "if committable.part.token != token:", "if False:").apply(
         monkeypatch
     )
     listed = "spark_bridge.sinks.two_phase.ledger:SinkLedger.listed"
