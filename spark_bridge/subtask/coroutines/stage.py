@@ -51,7 +51,7 @@ STATE = "an async stage"
 FAILED = "failed"
 """The counter of records without a result."""
 NO_OUTPUT: Any = object()
-NO_EFFECTS: Any = ()
+WITHOUT_EFFECTS: Any = ()
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +70,7 @@ class _Record(Flight):
         self.encoded = encoded
         self.item = item
         self.value: Any = NO_OUTPUT
-        self.effects: Effects = NO_EFFECTS
+        self.effects: Effects = WITHOUT_EFFECTS
         self.error: BaseException | None = None  # one that fails the task
 
     def clear(self) -> None:
@@ -211,7 +211,7 @@ class AsyncStage(SubtaskOperator):
                     item, value = leaving.item, leaving.value
                     if leaving.effects or failures is not None or item is not None:
                         value = self._happen(leaving, failures)
-                    elif leaving.effects is NO_EFFECTS:
+                    elif leaving.effects is WITHOUT_EFFECTS:
                         leaving.clear()
                         self._spare.append(leaving)
                     if value is not NO_OUTPUT:
