@@ -30,8 +30,8 @@ class DeltaSink(TwoPhaseSink[Any]):
     start and before each commit. If another writer commits at the same time, the commit is tried again on top of it.
 
     Exactly once, if every other writer keeps Delta's protocol, and ``VACUUM`` leaves files of the last days alone, as
-    it does by default. ``delta.setTransactionRetentionDuration``, if it is set, must be longer than a driver may be
-    away.
+    it does by default. If ``delta.setTransactionRetentionDuration`` is set, it must be longer than the longest time for
+    which a driver may be away.
 
     Args:
         url: an absolute path, or a URL that both fsspec and deltalake know.

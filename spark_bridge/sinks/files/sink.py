@@ -23,8 +23,8 @@ class FileSink(TwoPhaseSink[Any]):
     order of the file names, and within each file in the order in which they were written.
 
     Exactly once on a filesystem that shows a file as a whole or not at all when it is moved: a local directory, HDFS,
-    SFTP, SMB, S3, GCS and Azure. Another one that moves by copying is refused. On an object store, readers must leave
-    published files in place for as long as a driver may take to come back.
+    SFTP, SMB, S3, GCS and Azure. Any other filesystem that moves files by copying them is refused. On an object store,
+    readers must leave published files in place for as long as a driver may take to come back.
 
     ``url`` is an absolute path or a URL that fsspec knows, and ``options`` are the arguments for its filesystem, such
     as credentials. ``name`` distinguishes the sinks of one directory; its default is the operator's id. Only one

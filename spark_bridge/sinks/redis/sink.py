@@ -35,7 +35,7 @@ class RedisStreamsSink(TwoPhaseSink[Any]):
 
     Exactly once only if Redis keeps what it has confirmed: set ``appendonly yes`` and ``appendfsync always`` in the
     server. Otherwise rows may be lost when the server dies. They may also be lost when a replica takes over, because
-    Redis copies to replicas what it has confirmed already.
+    Redis copies data to replicas only after it has confirmed it.
 
     In a cluster, all keys are in the slot of the stream, and ``url`` may be of any of its servers.
 

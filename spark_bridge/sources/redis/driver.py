@@ -32,9 +32,9 @@ class RedisStreamsSource(Source):
     Each stream is read by one task, in the order of its entries. A task reads any number of streams, in turns.
 
     Exactly once for each entry that is in its stream until it is read, if ``url`` leads to the primary. A position is
-    an entry's id, and the checkpoints have the positions: consumer groups are not used, and nothing is acknowledged. An
-    entry that is trimmed or deleted before it was read is not read. If a stream was deleted, or has only smaller ids
-    than its position, the job fails with ``SourceDataLost``.
+    an entry's id, and the checkpoints have the positions: consumer groups are not used, and nothing is acknowledged. If
+    an entry is trimmed or deleted before the source reads it, the source skips it. If a stream was deleted, or has only
+    smaller ids than its position, the job fails with ``SourceDataLost``.
 
     In a cluster, streams are found and read on all primaries, also after a failover.
 
