@@ -232,6 +232,11 @@ def test_a_fork_leaves_no_process_behind_and_has_failed_if_it_ends_by_itself(pla
     assert place.forks.failure([*about_forks("random_numbers"), test], 60) == test
 
 
+def test_a_fresh_process_collects_a_few_files_first() -> None:
+    tests = [f"tests/test_{number}.py::test_{name}" for number in range(6) for name in "ab"]
+    assert list(trial._in_portions(iter([tests, []]))) == [tests[:8], tests[8:], [], []]
+
+
 def test_a_mutant_whose_tests_take_too_long_together_is_undecided(
     place: trial.Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
