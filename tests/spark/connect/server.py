@@ -164,8 +164,8 @@ class ConnectServer:
     def stop(self) -> None:
         """Kill it, and remove what it has written. Idempotent.
 
-        Its clients are closed without a word to it. A test that failed leaves one open, which would call the server, in
-        vain, for ten minutes when this process ends.
+        Its clients are closed without a word to it. A test that failed leaves one open, which would call the server,
+        without success, for ten minutes when this process ends.
         """
         for session in self._sessions:
             session.client.close()
