@@ -97,6 +97,12 @@ def spark_tests_by_line(file: Path) -> dict[int, list[str]]:
     return _by_line(SPARK_DATA, file) if is_recorded(SPARK_DATA) else {}
 
 
+def lines_of_imports(file: Path) -> set[int]:
+    """Return the lines of a file that were executed before the first test: by imports, and for parameters of tests."""
+    contexts = _loaded(DATA).get_data().contexts_by_lineno(str(file))
+    return {line for line, tests in contexts.items() if "" in tests}
+
+
 def _by_line(data: Path, file: Path) -> dict[int, list[str]]:
     contexts = _loaded(data).get_data().contexts_by_lineno(str(file))
     return {line: [one for one in tests if one] for line, tests in contexts.items()}

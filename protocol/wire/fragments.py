@@ -277,7 +277,6 @@ class FragmentDecoder:
                 return complete
             data = data[count:]
         bodies = self._frames.feed(data)
-        self.is_another |= bool(bodies) and self._parts is None
         return self._take(bodies, complete)
 
     def _take(self, bodies: list[bytes], complete: list[bytes | Message] | None = None) -> list[bytes | Message]:
@@ -327,7 +326,6 @@ class FragmentDecoder:
             self._refuse(f"a large message of {size} bytes, where {least} to {most} are allowed")
         self._envelope = self._open(envelope) if envelope else None
         self._parts, self._gathered, self._missing = BytesIO(), 4 + len(body), size
-        self.is_another = True
 
     def _open(self, envelope: bytes) -> Message:
         message = decode_message(envelope, self._limits)

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,3 +214,21 @@ async def test_the_hint_names_the_function_that_the_test_has_called(used: str, o
         async with of(seed=4711) if of else deterministic_system(seed=4711):
             raise ZeroDivisionError
     assert raised.value.__notes__ == [f"replay with {used}(seed=4711)"]
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_event_loop_stands_still_while_an_operator_computes() -> None:
+    loop = asyncio.get_running_loop()
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[bool]:
+        for _ in records:
+            moved = threading.Event()
+            loop.call_soon_threadsafe(moved.set)
+            yield moved.wait(0.2)  # a loop that goes on sets it within microseconds; one that stands still never does
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, work, range(3))
+        await world.settle()
+        assert task.outputs == [False, False, False]

@@ -51,6 +51,15 @@ NOT_DRAWN = ("__repr__", "__str__", "__reduce__")
 
 
 @dataclass(frozen=True)
+class Function:
+    """A function. ``first_line``: that of its code, where its decorators begin. ``body``: the lines inside."""
+
+    name: str
+    first_line: int
+    body: range
+
+
+@dataclass(frozen=True)
 class Drawn:
     """One change: ``new`` in place of the bytes from ``begin`` to ``end`` of a file."""
 
@@ -69,6 +78,23 @@ class Drawn:
         """The file with the change."""
         before = (ROOT / self.path).read_bytes()
         return before[: self.begin] + self.new.encode() + before[self.end :]
+
+    def function(self) -> Function | None:
+        """The outermost function whose body has the change; None if the import of the module executes the change."""
+        text = (ROOT / self.path).read_bytes()
+        place = text.count(b"\n", 0, self.begin) + 1, self.begin - text.rfind(b"\n", 0, self.begin) - 1
+        scopes: list[ast.AST] = [ast.parse(text)]
+        while scopes:
+            for node in ast.iter_child_nodes(scopes.pop()):
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    scopes.append(node)
+                    continue
+                assert node.end_lineno is not None
+                assert node.end_col_offset is not None
+                if (node.body[0].lineno, node.body[0].col_offset) <= place < (node.end_lineno, node.end_col_offset):
+                    first = min(one.lineno for one in (node, *node.decorator_list))
+                    return Function(node.name, first, range(node.body[0].lineno, node.end_lineno + 1))
+        return None
 
     def diff(self) -> str:
         """The lines with the change, as they were and as they are."""

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import ast
-import subprocess
+import os
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -76,29 +78,71 @@ def test_texts_log_events_and_annotations_stay_as_they_are(tmp_path: Path, monke
     }
 
 
-def on_line_with(text: str, kind: str) -> Drawn:
-    return next(
-        one
-        for one in changes(ROOT / STREAMS)
-        if one.kind == kind and text in (ROOT / STREAMS).read_text(encoding="utf-8").splitlines()[one.line - 1]
-    )
+def on_line_with(text: str, kind: str, path: str = STREAMS) -> Drawn:
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    return next(one for one in changes(ROOT / path) if one.kind == kind and text in lines[one.line - 1])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trial.Workplace]:
+    """A copy of the repository whose process has collected the tests of the streams, and a few about itself."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "tests").mkdir()
+    (folder / ABOUT_FORKS).write_text(TESTS_ABOUT_FORKS, encoding="utf-8")
+    with closing(trial.Workplace(folder, where=["tests/protocol/test_streams.py", ABOUT_FORKS])) as made:
+        yield made
+
+
+ABOUT_FORKS = "tests/test_forks.py"
+TESTS_ABOUT_FORKS = """
+import os, random, subprocess, sys
+from protocol.streams import OutgoingStream
+
+def keep(name, value):
+    with open(name, "a") as file:
+        print(value, file=file)
+
+NUMBER = "from protocol.streams import OutgoingStream; print(OutgoingStream().confirmed_seq)"
+STAYING = []
+
+def test_this_process_is_right():
+    assert OutgoingStream().confirmed_seq == 0
+
+def test_another_process_is_right():
+    assert subprocess.check_output([sys.executable, "-c", NUMBER]) == b"0\\n"
+
+def test_random_numbers():
+    keep("numbers", random.random())
+
+def test_processes_that_stay():
+    for apart in (False, True):
+        STAYING.append(subprocess.Popen(["sleep", "600"], start_new_session=apart))
+        keep("started", STAYING[-1].pid)
+
+def test_an_end_of_the_process():
+    os._exit(0)
+"""
+
+
+def about_forks(name: str) -> list[str]:
+    return [f"{ABOUT_FORKS}::test_{name}"]
 
 
 def test_a_mutant_is_caught_by_a_test_that_passes_without_it_and_the_work_tree_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: trial.Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (ROOT / STREAMS).read_bytes()
     tests, wrong = reached_by_streams(), on_line_with("return self.last_seq", "nothing returned")
+    monkeypatch.setattr(reached, "lines_of_imports", lambda file: set())
     monkeypatch.setattr(trial, "stages", lambda drawn: iter([[], tests]))
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {wrong.line: tests})
-    place = trial.Workplace(tmp_path)
     caught = place.try_out(wrong)
-    assert (caught.verdict, caught.by in tests) == ("caught", True)
-    monkeypatch.setattr(trial, "stages", lambda drawn: iter([["tests/protocol/test_framing.py::test_no_such_test"]]))
+    assert (caught.verdict, caught.by in tests, caught.fresh) == ("caught", True, "")
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([["tests/protocol/test_streams.py::test_no_such_test"]]))
     assert place.try_out(wrong).verdict == "survived"
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
     assert place.try_out(wrong).verdict == "unreached"
-    assert (ROOT / STREAMS).read_bytes() == before == (tmp_path / STREAMS).read_bytes()
+    assert (ROOT / STREAMS).read_bytes() == before == (place.folder / STREAMS).read_bytes()
 
 
 def reached_by_streams() -> list[str]:
@@ -133,31 +177,78 @@ def test_the_tests_of_the_mutants_package_come_first_and_those_of_files_that_exe
     assert list(trial.stages(line)) == [[real], [], [], [narrow, near]]  # or nothing, except perhaps other processes
 
 
+@pytest.mark.parametrize("tests", ["this_process_is_right", "another_process_is_right"])
+@pytest.mark.parametrize("imported", [False, True])
+def test_the_process_of_the_tests_has_the_mutant_and_so_have_those_that_they_start(
+    place: trial.Workplace, monkeypatch: pytest.MonkeyPatch, imported: bool, tests: str
+) -> None:
+    wrong = on_line_with("return self.last_seq", "nothing returned")
+    monkeypatch.setattr(reached, "lines_of_imports", lambda file: {wrong.line} if imported else set())
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([about_forks(tests)]))
+    outcome = place.try_out(wrong)
+    assert (outcome.verdict, bool(outcome.fresh)) == ("caught", imported)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "kind", "name"),
+    [
+        (STREAMS, "return self.last_seq", "nothing returned", "confirmed_seq"),
+        ("protocol/wire/format.py", "TOKEN_BYTES_MAX = ", "other constant", None),  # a constant of a module
+        ("protocol/barrier_tracker/__init__.py", "hold_events: bool = True", "other constant", None),  # and of a class
+        ("protocol/attempts/operator.py", "kill: bool = False) ->", "other constant", None),  # a default
+    ],
+)
+def test_what_an_import_executes_is_in_no_function(path: str, text: str, kind: str, name: str | None) -> None:
+    function = on_line_with(text, kind, path).function()
+    assert (function and function.name) == name
+
+
+def test_a_process_that_begins_with_the_mutant_and_cannot_import_it_has_seen_it(
+    place: trial.Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / STREAMS).read_bytes()
+    at = text.index(b"class OutgoingStream")
+    broken = Drawn(STREAMS, 1, at, at, "1 // 0\n", "error")
+    monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
+    monkeypatch.setattr(trial, "stages", lambda drawn: iter([about_forks("this_process_is_right")]))
+    outcome = place.try_out(broken)
+    assert (outcome.verdict, outcome.fresh) == ("caught", "executed at an import")
+
+
+def test_forks_of_a_process_draw_the_same_random_numbers(place: trial.Workplace) -> None:
+    for _ in range(2):
+        assert place.forks.failure(about_forks("random_numbers"), 60) == ""
+    first, second = (place.folder / "numbers").read_text(encoding="utf-8").splitlines()
+    assert first == second
+
+
+def test_a_fork_leaves_no_process_behind_and_has_failed_if_it_ends_by_itself(place: trial.Workplace) -> None:
+    assert place.forks.failure(about_forks("processes_that_stay"), 60) == ""
+    for started in (place.folder / "started").read_text(encoding="utf-8").split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(started), 0)
+    [test] = about_forks("an_end_of_the_process")
+    assert place.forks.failure([*about_forks("random_numbers"), test], 60) == test
+
+
+def test_a_fresh_process_collects_a_few_files_first() -> None:
+    tests = [f"tests/test_{number}.py::test_{name}" for number in range(6) for name in "ab"]
+    assert list(trial._in_portions(iter([tests, []]))) == [tests[:8], tests[8:], [], []]
+
+
 def test_a_mutant_whose_tests_take_too_long_together_is_undecided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: trial.Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong, tests = on_line_with("return self.last_seq", "nothing returned"), reached_by_streams()
+    monkeypatch.setattr(place, "_mutant_s", 0.0)
+    monkeypatch.setattr(reached, "lines_of_imports", lambda file: set())
     monkeypatch.setattr(trial, "stages", lambda drawn: iter([tests]))
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {wrong.line: tests})
-    place = trial.Workplace(tmp_path, 0.0)
     assert place.try_out(wrong).verdict == "undecided"
     monkeypatch.setattr(reached, "tests_by_line", lambda file: {})
     assert place.try_out(wrong).verdict == "unreached"
-    assert (ROOT / STREAMS).read_bytes() == (tmp_path / STREAMS).read_bytes()
-
-
-def test_the_test_that_runs_when_the_time_is_up_gets_its_own_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
-        texts = iter(["a\n", "a\n", "a\nhas failed", "b\n"])
-        monkeypatch.setattr(trial, "_text_of", lambda file: next(texts))
-        with pytest.raises(trial.TimeIsUp):
-            trial._wait(process, 0.0, tmp_path)
-        assert process.poll() is None
-    with subprocess.Popen(["sh", "-c", "exit 3"]) as process:
-        monkeypatch.setattr(trial, "_text_of", lambda file: "a\n")
-        assert trial._wait(process, 0.0, tmp_path) == 3
+    assert (ROOT / STREAMS).read_bytes() == (place.folder / STREAMS).read_bytes()
 
 
 def test_without_a_record_of_this_code_it_says_how_to_make_one(

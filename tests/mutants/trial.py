@@ -3,7 +3,9 @@
 """``python -m tests.mutants --random N``: draws mutants, and tries whether the tests that reach their lines see them.
 
 Each process works in a copy of the repository, so the work tree stays as it is, and programs that a test starts have
-the mutant too. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
+the mutant too. It collects the tests once and runs them in a fork for each mutant (``forks.py``), or in a fresh process
+that begins with the mutant, if an import has already executed the function that has it; the command says where it was
+tried in this way. ``python -m tests.reached`` must have recorded which tests reach which lines. Those of the mutant's
 package come first, then the others; files of tests that execute little come before those that execute much, such as
 whole simulations. Before them come the tests that are newer than the record and, for a line that no quick test reaches,
 those on a real Spark that do (``python -m tests.reached --spark``). For such a line, as a constant is, all tests of the
@@ -14,16 +16,14 @@ and the mutant is undecided; but the test that runs then may end.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -32,20 +32,15 @@ from tempfile import TemporaryDirectory
 
 from tests import reached
 from tests.mutants.drawn import PACKAGES, ROOT, Drawn, draw
+from tests.mutants.forks import DoesNotBegin, Forks, TimeIsUp, UnlikeBefore
 from tests.mutants.mutant import Mutant
 
 RESULTS = ROOT / ".mutants"
-TEST_S = 60
-"""The wall-clock time after which one test counts as hanging."""
 MUTANT_S = 300.0
 """The wall-clock time for all tests of one mutant, if the command does not say another one."""
-NOT_TRIED = "not long and not torch"
-MEMORY_KIB = 8 << 20
+ALL_TESTS = ("tests", *(f"--ignore={folder}" for folder in reached.UNSEEN))
 AREAS = {"spark_bridge/primitives": "tests/primitives", "spark_bridge/sources": "tests/sources"}
 """The tests of a package, where they are not in the folder of the same name."""
-
-_running = set[subprocess.Popen[bytes]]()
-"""The tests that run now. They end with this process."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +48,15 @@ class Outcome:
     """What became of one mutant.
 
     ``verdict``: caught, survived, or undecided if the time was up before all tests had run. It is unreached if none saw
-    it and no quick test executes the line in its own process. ``by``: the test that saw it.
+    it and no quick test executes the line in its own process. ``by``: the test that saw it. ``fresh``: why it was tried
+    in fresh processes; empty if it was tried in forks.
     """
 
     verdict: str
     by: str
     tests: int
     seconds: float
+    fresh: str = ""
 
 
 def stages(drawn: Drawn) -> Iterator[list[str]]:
@@ -79,6 +76,14 @@ def stages(drawn: Drawn) -> Iterator[list[str]]:
         yield _narrow_first({test for test in reached.all_tests() if test.startswith(package)}.difference(tests))
 
 
+def _in_portions(stages: Iterable[list[str]]) -> Iterator[list[str]]:
+    """Split each stage: a fresh process has to collect all files that it is given, and most mutants are seen by few."""
+    for tests in stages:
+        files = list(dict.fromkeys(map(file_of, tests)))
+        for several in (files[:4], files[4:]):
+            yield [test for test in tests if file_of(test) in several]
+
+
 def _narrow_first(tests: Iterable[str]) -> list[str]:
     """Order tests by file: those of files that execute little of the product come first."""
     breadth, of_file = reached.breadth(), Counter[str]()
@@ -91,14 +96,10 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-class TimeIsUp(Exception):
-    """The tests of a mutant took too long together, and none has failed."""
-
-
 class Workplace:
-    """A copy of the repository, in which one mutant after the other is tried."""
+    """A copy of the repository, in which one mutant after the other is tried. ``where``: the tests that it collects."""
 
-    def __init__(self, folder: Path, mutant_s: float = MUTANT_S) -> None:
+    def __init__(self, folder: Path, mutant_s: float = MUTANT_S, where: Sequence[str] = ALL_TESTS) -> None:
         self.folder = folder
         self._mutant_s = mutant_s
         listed = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, text=True)
@@ -106,30 +107,49 @@ class Workplace:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
+        self.forks = Forks(folder, where)
+
+    def close(self) -> None:
+        """End its processes. A trial that runs fails with RuntimeError."""
+        self.forks.close()
 
     def try_out(self, drawn: Drawn) -> Outcome:
         """Run the tests that reach the mutant, until one fails that passes without it."""
         began, by, count = time.monotonic(), "", 0
         verdict = "survived" if drawn.line in reached.tests_by_line(ROOT / drawn.path) else "unreached"
+        fresh = _executed_before(drawn)
         try:
-            for tests in stages(drawn):
+            for tests in _in_portions(stages(drawn)) if fresh else stages(drawn):
                 waiting = tests
                 while waiting:
                     count += len(waiting)
-                    try:
-                        self._put(drawn.path, drawn.source())
-                        by = self._failure(waiting, began + self._mutant_s - time.monotonic())
-                    finally:
-                        self._put(drawn.path, (ROOT / drawn.path).read_bytes())
+                    by, fresh = self._failure(drawn, waiting, began + self._mutant_s - time.monotonic(), fresh)
                     if not by:
                         break
-                    if not self._failure([by], self._mutant_s):
-                        return Outcome("caught", by, count, time.monotonic() - began)
+                    if not self.forks.failure([by], self._mutant_s):
+                        return Outcome("caught", by, count, time.monotonic() - began, fresh)
                     print(f"{by} fails without a mutant, too", flush=True)
                     waiting = [test for test in waiting if test != by]
         except TimeIsUp:
             verdict = "undecided" if verdict == "survived" else verdict
-        return Outcome(verdict, "", count, time.monotonic() - began)
+        return Outcome(verdict, "", count, time.monotonic() - began, fresh)
+
+    def _failure(self, drawn: Drawn, tests: Sequence[str], time_s: float, fresh: str) -> tuple[str, str]:
+        """Return like ``Forks.failure``, and why the tests ran in a fresh process. Raises ``TimeIsUp``."""
+        try:
+            self._put(drawn.path, drawn.source())
+            if not fresh:
+                try:
+                    return self.forks.failure(tests, time_s, drawn.path, drawn.function()), ""
+                except UnlikeBefore as error:
+                    fresh = str(error)
+            try:
+                with closing(Forks(self.folder, list(dict.fromkeys(map(file_of, tests))))) as forks:
+                    return forks.failure(tests, time_s), fresh
+            except DoesNotBegin:  # the product cannot even be imported
+                return tests[0], fresh
+        finally:
+            self._put(drawn.path, (ROOT / drawn.path).read_bytes())
 
     def _put(self, path: str, source: bytes) -> None:
         file = self.folder / path
@@ -137,72 +157,15 @@ class Workplace:
         for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
             compiled.unlink()  # it may have the same size and second
 
-    def _failure(self, tests: Sequence[str], time_s: float) -> str:
-        """Return the first test that fails, hangs or ends the process, without its parameters; or an empty text.
 
-        Raises ``TimeIsUp`` if the tests are not over after ``time_s``. The one that runs then gets its own time,
-        because it may be about to fail or to hang.
-        """
-        with TemporaryDirectory() as folder:
-            Path(folder).chmod(0o755)  # PostgreSQL, which runs as another user, has its files in there
-            listed, found = Path(folder, "listed"), Path(folder, "found")
-            listed.write_text("\n".join(tests), encoding="utf-8")
-            where = list(dict.fromkeys(map(file_of, tests)))
-            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.recorder", "-m", NOT_TRIED]
-            arguments += ["--timeout", str(TEST_S), "--listed", str(listed), "--found", str(found), *where]
-            process = subprocess.Popen(
-                [
-                    "/bin/sh",
-                    "-c",
-                    f'ulimit -d {MEMORY_KIB}; exec "$0" "$@"',
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    *arguments,
-                ],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": folder},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            _running.add(process)
-            try:
-                status = _wait(process, time_s, found)
-            finally:
-                _end(process)
-                _running.discard(process)
-            if status in (0, 5):  # all passed, or none was left
-                return ""
-            if status == 4:
-                raise LookupError(f"pytest does not find all of {' '.join(where)}: record anew with make coverage")
-            if not found.exists():  # the product cannot even be imported
-                return tests[0]
-            return found.read_text(encoding="utf-8").partition("\n")[0].partition("[")[0]
-
-
-def _wait(process: subprocess.Popen[bytes], time_s: float, found: Path) -> int:
-    """Wait for the end of a process of tests; after ``time_s`` only until the test that runs has passed."""
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(max(time_s, 0.0))
-    runs = _text_of(found).partition("\n")[0]
-    for _ in range(TEST_S + 60):  # some of it to prepare and to clean up
-        if not runs or _text_of(found).partition("\n")[0] != runs:
-            break
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(1.0)
-    raise TimeIsUp
-
-
-def _text_of(file: Path) -> str:
-    return file.read_text(encoding="utf-8") if file.exists() else ""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _executed_before(drawn: Drawn) -> str:
+    """Why a change comes too late in a process that has imported the product; empty if it does not."""
+    function = drawn.function()
+    if function is None:
+        return "executed at an import"
+    if not reached.lines_of_imports(ROOT / drawn.path).isdisjoint(function.body):
+        return f"{function.name} is called at an import"
+    return ""
 
 
 class Record:
@@ -236,9 +199,11 @@ def try_all(
     waiting = [drawn for drawn in chosen if drawn.name not in record.outcomes]
     print(f"{len(chosen)} mutants of seed {seed}, {len(chosen) - len(waiting)} of them tried before", flush=True)
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        numbers = range(min(jobs, len(waiting)))
+        every = list(pool.map(lambda number: Workplace(Path(folder, str(number)), mutant_s), numbers))
         places = SimpleQueue[Workplace]()
-        for number in range(min(jobs, len(waiting))):
-            places.put(Workplace(Path(folder, str(number)), mutant_s))
+        for place in every:
+            places.put(place)
 
         def one(drawn: Drawn) -> tuple[Drawn, Outcome]:
             place = places.get()
@@ -252,15 +217,16 @@ def try_all(
             for trial in as_completed(trials):
                 drawn, outcome = trial.result()
                 record.add(drawn, outcome)
+                where = f", in fresh processes: {outcome.fresh}" if outcome.fresh else ""
                 print(
                     f"{len(record.outcomes)}/{len(chosen)} {outcome.verdict} {drawn.path}:{drawn.line} ({drawn.kind}), "
-                    f"{outcome.tests} tests, {outcome.seconds:.0f} s {outcome.by}",
+                    f"{outcome.tests} tests, {outcome.seconds:.0f} s {outcome.by}{where}",
                     flush=True,
                 )
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(_running):
-                _end(process)
+            for place in every:
+                place.close()
     return report(chosen, record)
 
 

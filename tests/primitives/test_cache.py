@@ -162,6 +162,21 @@ async def test_a_task_that_takes_too_long_is_not_waited_for_and_its_value_is_lat
     assert slow.outputs == quick.outputs == [["a", 1]], "the first value stays, and all have it"
 
 
+async def test_a_lease_ends_in_time_though_another_operator_whose_timer_it_had_is_gone() -> None:  # H176
+    cache, made = Cache("geocode", lease_s=5.0), list[Any]()
+    async with running_operator(parallelism=1, uses=[cache]) as world:
+        async with running_operator(parallelism=2, uses=[cache], operator_id="other", beside=world) as other:
+            slow = await other.launch_operator(0, asking(cache, ["a"], made, takes_s=20.0), [])
+            await world.advance(0.1)
+            quick = await other.launch_operator(1, asking(cache, ["a"], made, takes_s=1.0), [])
+            await world.advance(0.1)
+            await world.stop()
+            await other.advance(6.0)
+            assert made == [("a", 0), ("a", 1)]
+            await until_done(other, [slow, quick])
+    assert slow.outputs == quick.outputs == [["a", 1]]
+
+
 async def test_a_restore_and_a_reset_take_no_value_back() -> None:  # H152
     cache, made = Cache("geocode"), list[Any]()
     async with running_operator(

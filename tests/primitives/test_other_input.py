@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from headgate import Group, Permits, SharedValue, SubtaskContext, WorkQueue
+from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from actors.coordination.host.context import Context
+from headgate import Group, Permits, SharedValue, SplitReader, SubtaskContext, WorkQueue, chain
 from headgate.testing import World, running_operator
+from protocol.facts import StageLook
 from tests.primitives.histories import until_done
 
 pytestmark = pytest.mark.anyio
@@ -50,3 +53,40 @@ async def test_totals_and_values_stay_and_whatever_belongs_to_one_input_begins_a
         async with running_operator(**kept, restored=world.checkpoints[-1], restored_input="other") as world:
             assert await day(world, 2) == (("as set", [0, 1, 2, 3]), 2)
     assert steps == [0, 0]
+
+
+def nothing(state: bytes | None, *_: Any) -> StaticSplitEnumerator:
+    return StaticSplitEnumerator([], state)
+
+
+class Nothing(SplitReader):
+    def read_from(self, split: Any, position: Any, /) -> Iterator[tuple[Any, Any] | None]:
+        return iter(())
+
+
+@pytest.mark.parametrize("part", ["group", "counters", "source"])
+async def test_spark_is_asked_once_in_each_run_which_partitions_it_computes(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H72
+    looks = list[str]()
+
+    async def look_at_run(context: Context) -> StageLook:
+        looks.append(part)
+        return await asked(context)
+
+    asked = Context.look_at_run
+    monkeypatch.setattr(Context, "look_at_run", look_at_run)
+
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        if part == "counters":
+            context.count("tasks")
+        yield from records
+
+    chosen = [chain(source=(SourceCoordinator(nothing), Nothing), work=work)] if part == "source" else []
+    uses = [Group("train", 3)] if part == "group" else []
+    async with running_operator(*chosen, parallelism=3, uses=uses) as world:
+        for _ in range(2):
+            looks.clear()
+            tasks = [await world.launch_operator(subtask, None if chosen else work, []) for subtask in range(3)]
+            await until_done(world, tasks)
+            assert looks == [part]

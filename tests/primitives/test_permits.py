@@ -4,18 +4,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from headgate import CheckpointConfig, Permits, SubtaskContext
+from headgate import CheckpointConfig, Permits, SubtaskContext, chain
 from headgate.errors import TimedOut
 from headgate.testing import running_operator
 from headgate.testing._bookkeeping import with_held
 from protocol.errors import LocalProtocolError
 from spark_bridge.primitives.permits.schedule import EXPIRY_S, RateSchedule
+from spark_bridge.subtask.coroutines.concurrently import concurrently
 from tests.primitives.histories import (
     given_up_history,
     passing_on,
@@ -274,6 +276,26 @@ async def test_a_second_action_gets_the_places_of_one_that_failed_in_the_middle(
         second = await world.launch_operator(0, use, [3, 4])
         await until_done(world, [second])
         assert second.outputs == [3, 4]
+
+
+async def test_calls_that_wait_for_the_rate_are_served_though_another_operator_that_had_their_timer_is_gone() -> None:
+    # H176: the second call of a task is behind its first one, and only a timer looks at it again
+    permits = Permits("api", per_s=0.01)
+
+    async def call(number: int) -> int:
+        await permits.acquire_async()
+        await asyncio.sleep(1000.0)
+        return number
+
+    async with running_operator(parallelism=1, uses=[permits]) as world:
+        stages = chain(call=concurrently(call, limit=3))
+        other = running_operator(stages, parallelism=1, uses=[permits], operator_id="other", beside=world)
+        async with other as lasting:
+            task = await lasting.launch_operator(0, None, range(3))
+            await lasting.advance(1.0)
+            await world.stop()
+            await lasting.advance(1300.0)
+            assert task.outputs == [0, 1, 2]
 
 
 async def test_a_rate_and_a_number_of_users_together() -> None:

@@ -22,10 +22,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from headgate import Group, SharedValue, SubtaskContext, SubtaskOperator, WorkQueue, chain
+from headgate import (
+    Budget,
+    Cache,
+    Group,
+    OperatorCoordinator,
+    Permits,
+    SharedValue,
+    SubtaskContext,
+    SubtaskOperator,
+    WorkQueue,
+    chain,
+)
 from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import running_operator
-from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
 from protocol.wire.codec import encode_event
 from protocol.wire.keys import Key
@@ -473,3 +484,76 @@ def test_a_state_of_before_that_ends_too_early_is_refused() -> None:  # H164
     for cut in (1, 8, len(state) - 9):
         with pytest.raises(LocalProtocolError, match="a state of 'tree' that is not that of a work queue"):
             queue._enumerator(state[:-cut])
+
+
+# --- numbers that no task sends -----------------------------------------------------------------------------------
+
+
+def cache_half() -> OperatorCoordinator:
+    return Cache("geocode").coordinator("words")
+
+
+def permits_half() -> OperatorCoordinator:
+    return Permits("api", per_s=1.0, burst=5).coordinator("words")
+
+
+def budget_half() -> OperatorCoordinator:
+    return Budget("tokens", 100).coordinator("words")
+
+
+@pytest.mark.parametrize(
+    ("half", "message"),
+    [
+        (cache_half, ["get", 0, b""]),
+        (cache_half, ["put", 0, b"", b""]),
+        (permits_half, ["acquire", 0, False, 1.0, 1]),
+        (permits_half, ["acquire", 1, False, -0.1, 1]),
+        (permits_half, ["acquire", 1, False, 1.0, 0]),
+        (permits_half, ["acquire", 1, False, 1.0, 6]),
+        (budget_half, ["reserve", 0, 1, 1.0]),
+        (budget_half, ["reserve", 1, 1, -0.1]),
+        (budget_half, ["reserve", 1, 0, 1.0]),
+    ],
+)
+async def test_a_request_with_numbers_that_no_task_sends_is_refused(
+    half: Callable[[], OperatorCoordinator], message: list[Any]
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="not a request for"):
+        await half().handle_request(0, 0, message)
+
+
+@pytest.mark.parametrize(
+    ("half", "message"),
+    [
+        (cache_half, ["end", 0, False]),
+        (cache_half, ["hits", -1]),
+        (cache_half, ["hits", 2**40]),
+        (permits_half, ["give up", 0]),
+        (permits_half, ["correct", 0, 1, 1]),
+        (permits_half, ["correct", 1, 0, 1]),
+        (permits_half, ["correct", 1, 6, 1]),
+        (permits_half, ["correct", 1, 1, -1]),
+    ],
+)
+async def test_an_event_with_numbers_that_no_task_sends_is_refused(
+    half: Callable[[], OperatorCoordinator], message: list[Any]
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="not an event of"):
+        await half().handle_event_from_operator(0, 0, message)
+
+
+@pytest.mark.parametrize(("asked", "really", "next_at_s"), [(1, 5, 5.0), (5, 1, 1.0)])
+async def test_the_first_use_of_a_task_is_corrected(asked: int, really: int, next_at_s: float) -> None:
+    permits = Permits("tokens", per_s=1.0, burst=5)
+
+    def call(context: SubtaskContext, records: Iterator[Any]) -> Iterator[float]:
+        begun = context.now()
+        with permits.weight(asked) as used:
+            used.correct(really)
+        with permits.weight(5):
+            yield context.now() - begun
+
+    async with running_operator(parallelism=1, uses=[permits]) as world:
+        task = await world.launch_operator(0, call, [])
+        await until_done(world, [task])
+        assert task.outputs == [pytest.approx(next_at_s)]

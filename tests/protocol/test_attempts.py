@@ -30,6 +30,7 @@ from protocol.facts import (
     ExecutorLost,
     FactsDropped,
     StageCompleted,
+    StageSubmitted,
     StatusReported,
     TaskOutcome,
     TaskPlace,
@@ -519,6 +520,21 @@ def test_a_barrier_stage_that_starts_again_shows_that_it_failed() -> None:
     book = a_running_barrier_stage()  # H15, H19
     assert book.feed(stage(attempt=1, barrier=True)) == ["failed 0#0 GLOBAL_FAILURE", "failed 1#0 GLOBAL_FAILURE"]
     assert book.feed(start(20, 0, stage_attempt=1), reg(20, 0)) == ["reset all", "accept 0#1 task 20"]
+
+
+@pytest.mark.parametrize(
+    "seen", [StageCompleted(1, 0, "failed"), stage(attempt=1, tasks=2, barrier=True)], ids=["end", "restart"]
+)
+def test_a_task_that_proves_to_be_of_a_failed_barrier_stage_attempt_fails_with_the_next_sign_of_it(
+    seen: StageCompleted | StageSubmitted,
+) -> None:
+    book = Playbook(parallelism=2)  # H15, H19
+    book.feed(job(), stage(tasks=2, barrier=True), start(10, 0), reg(10, 0), opened(10))
+    assert book.feed(end(10, 0), reg(21, 1)) == ["failed 0#0 FAILED"]
+    book.wait(book.config.heal_after_s)  # the start of task 21 is late, so Spark is asked instead
+    assert "accept 1#0 task 21" in book.feed(status({21: (TaskState.RUNNING, 1)}), opened(21))
+    assert book.feed(start(21, 1)) == []
+    assert book.feed(seen) == ["failed 1#0 GLOBAL_FAILURE"]
 
 
 def test_a_run_that_opens_in_a_later_attempt_of_its_barrier_stage_refuses_the_tasks_of_earlier_ones() -> None:

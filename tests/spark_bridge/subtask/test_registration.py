@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import selectors
 import socket
 import struct
@@ -42,6 +44,7 @@ def test_nothing_listening_is_said_with_address_and_fix(peer: Peer) -> None:
     assert isinstance(error, CannotReachSidecar)
     text = str(error)
     assert f"127.0.0.1:{port}" in text
+    assert os.strerror(errno.ECONNREFUSED) in text
     assert socket.gethostname() in text
     assert "advertised_host" in text
 
@@ -55,6 +58,16 @@ def test_a_sidecar_that_listens_a_moment_later_is_found(peer: Peer) -> None:
         sock.sendall(b"not this one")
         assert isinstance(task.error(), HandshakeFailed)
         sock.close()
+
+
+def test_the_latest_reason_is_said_if_no_address_of_a_name_answers(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, free_port())) for host in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)
+    with pytest.raises(CannotReachSidecar, match=os.strerror(errno.ECONNREFUSED)):
+        peer.start(Recorder, host="sidecar.invalid", connect_timeout_s=0.1).outputs()
+    found.clear()
+    with pytest.raises(CannotReachSidecar, match=r"sidecar\.invalid has no address"):
+        peer.start(Recorder, host="sidecar.invalid", connect_timeout_s=0.1).outputs()
 
 
 def test_a_name_that_does_not_resolve_is_said(peer: Peer) -> None:
