@@ -67,6 +67,7 @@ FIGURES = {
     "async_wall": "async_records",
     "async_request": "async_calls",
     "async_operation": "async_calls",
+    "async_limit": "async_calls",
     "shared_value": "parts",
     "group_call": "group",
     "all_reduce_route": "all_reduce_routes",

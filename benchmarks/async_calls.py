@@ -10,6 +10,9 @@ with as many coroutines in the same task.
 ``async_request``: one ``await context.request`` in an async stage, in milliseconds, while there are checkpoints and the
 stage before it blocks the task's thread for most of the time. The baseline is the same without checkpoints. The
 longest one matters: a checkpoint must not make it wait for the task's thread.
+
+``async_limit``: from the first to the last call of two tasks that share permits, in milliseconds, each call at the
+moment at which it has its permit. The baseline is the shortest time that the limit allows.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ BLOCKED = 8
 BLOCKED_S = 0.2
 REQUESTS = 50
 INTERVAL_S = 0.05
+LIMIT_PER_S, BURST = 200.0, 20
+LIMITED_CALLS = 2_000
 
 
 class _Answers(OperatorCoordinator):
@@ -111,6 +116,34 @@ def async_operation(quick: bool, progress: Progress) -> list[Figure]:
         Figure("async_operation", "µs", [[run[what]] for run in runs], baseline, {"case": case, **params})
         for what, case in cases.items()
     ]
+
+
+# --- a limit ---------------------------------------------------------------------------------------------------------
+
+
+def async_limit(quick: bool, progress: Progress) -> list[Figure]:
+    """Milliseconds from the first permitted call to the last one, compared with the shortest time that is allowed."""
+    rounds, calls = (1, 200) if quick else (5, LIMITED_CALLS)
+    names = (f"limited-{number}" for number in count())
+
+    def run() -> list[float]:
+        permits = sidecar.permits("service", per_s=LIMIT_PER_S, burst=BURST)
+
+        async def call(number: int) -> float:
+            async with permits:
+                began = time.time()
+                await asyncio.sleep(0.2)
+                return began
+
+        job = sidecar.coordinate(next(names), parallelism=2, uses=[permits])
+        times = job.run(concurrently(call, limit=500, ordered=False), range(calls))
+        return [(max(times) - min(times)) * 1e3]
+
+    with spark_session("local[2]") as spark, Sidecar(spark) as sidecar:
+        shortest_ms = (calls - BURST) / LIMIT_PER_S * 1e3
+        samples, baseline = interleave(rounds, lambda: [shortest_ms], run, progress)
+    params = {"calls": calls, "per_s": LIMIT_PER_S, "burst": BURST, "baseline": "the shortest time that is allowed"}
+    return [Figure("async_limit", "ms", samples, baseline, params)]
 
 
 # --- requests under checkpoints --------------------------------------------------------------------------------------
