@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines.real.paid import PaidCalls
+from tests.pipelines.real.paid import PaidCalls, note
 
 FILES = {
     # Task 0 of attempt 0 has results for rows 1 and 2 before checkpoint 5 begins. It is lost, and attempt 1 restores 5.
@@ -49,7 +49,8 @@ FILES = {
 def judged(folder: Path, planted: dict[str, str]) -> dict[str, int]:
     for name, text in FILES.items():
         lines = [line.strip() for line in (text + planted.get(name, "")).splitlines() if line.strip()]
-        (folder / name).write_text("\n".join(lines) + "\n")
+        for line in lines:
+            note(folder / name, line)
     calls = PaidCalls(str(folder), port=0, ordered=True, per_s=10, total=10, cached=True)
     return {name: count for name, count in calls.wrong().items() if count}
 
@@ -83,9 +84,23 @@ def test_the_use_of_the_limit_counts_the_burst_as_permitted(tmp_path: Path) -> N
     calls = PaidCalls(str(tmp_path), port=0, ordered=True, per_s=10)
     burst = [f"0 0 0 {100.0}"] * 20
     steady = [f"0 0 0 {100.0 + 0.1 * number}" for number in range(100)]
-    (tmp_path / "calls").write_text("\n".join(burst + steady) + "\n")
+    for line in burst + steady:
+        note(tmp_path / "calls", line)
     used = calls.used(99.0)
     assert used is not None
     assert 0.99 < used < 1.01
     assert calls.used(100.0) == pytest.approx(99 / (20 + 98), abs=0.01)
     assert calls.used(109.0) is None
+
+
+def test_a_note_that_a_killed_process_has_not_finished_is_left_out(tmp_path: Path) -> None:
+    calls = PaidCalls(str(tmp_path), port=1, ordered=True)
+    file = calls.file("calls")
+    note(file, 1, "0 1", 2.5)
+    whole = file.read_text()
+    for cut in range(len(whole)):
+        file.write_text(whole + whole[:cut])
+        note(file, 7, "1 0", 3.5)
+        assert calls.notes("calls") == [["1", "0", "1", "2.5"], ["7", "1", "0", "3.5"]], whole[:cut]
+        file.write_text(whole + whole[:cut])
+        assert calls.notes("calls")[:1] == [["1", "0", "1", "2.5"]]

@@ -40,6 +40,8 @@ __all__ = ["BURST", "TASKS", "PaidCalls", "PaidParts", "batches_of", "rows_of"]
 
 TASKS = 2
 BURST = 20
+BEGIN, END = "<", ">"
+"""Around the values of a note."""
 IN_FLIGHT = 16
 TOTAL_RAISED = 100_000
 SLACK_S = 1.0
@@ -49,10 +51,10 @@ STEADY_CALLS = 50
 
 
 def note(file: Path, *values: object) -> None:
-    """Append a line, in one write, so that processes that are killed leave whole lines."""
+    """Append a line. A process that is killed may leave a part of it: Linux ends a write between two pages."""
     descriptor = os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     try:
-        os.write(descriptor, (" ".join(map(str, values)) + "\n").encode())
+        os.write(descriptor, (" ".join(map(str, (BEGIN, *values, END))) + "\n").encode())
     finally:
         os.close(descriptor)
 
@@ -132,7 +134,8 @@ class PaidCalls:
 
     def notes(self, name: str) -> list[list[str]]:
         file = self.file(name)
-        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [words[:-1] for line in lines if (words := line.rpartition(BEGIN)[2].split())[-1:] == [END]]
 
     @property
     def total_now(self) -> int:
