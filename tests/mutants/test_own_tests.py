@@ -121,7 +121,8 @@ no-deadline-of-a-frame [X11; H62]
 small-ones-are-progress [new; H113]
   A peer that sends heartbeats between the parts need never send the rest of a large message.
   @ protocol.wire.fragments:FragmentDecoder._feed_large
-  ~ bool(bodies) and self._parts is None => bool(bodies)
+  - bodies = self._frames.feed(data)
+  + bodies = self._frames.feed(data); self.is_another |= bool(bodies)
 any-claim [new; H62 H113]
   A large message may claim any size.
   @ protocol.wire.fragments:FragmentDecoder._begin
