@@ -225,8 +225,8 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
     for name, make in stages.items():
         if isinstance(make, partial) and make.func is QueueItems and make.args[0] is not named.get(make.args[0].name):
             raise ValueError(
-                f"stage {name!r} of operator {operator_id!r} takes the items of the work queue {make.args[0].name!r}, "
-                "which has to be named there as well: coordinate(..., uses=[queue])"
+                f"stage {name!r} of operator {operator_id!r} takes its items from the work queue "
+                f"{make.args[0].name!r}, which the operator does not use: coordinate(..., uses=[queue])"
             )
     outside = [name for name, part in named.items() if part.outside_checkpoints]
     counters = CountersCoordinator()

@@ -74,10 +74,10 @@ class SinkFolder:
             return []
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
-    def _size(self, path: str) -> int | None:
-        """The size of a file in bytes; None if there is none. The library's own ``exists`` is False for any error."""
+    def _info(self, path: str) -> dict[str, Any] | None:
+        """What is known of a file; None if there is none. The library's own ``exists`` is False for any error."""
         try:
-            return int(self._filesystem.info(path)["size"])
+            return dict(self._filesystem.info(path))
         except FileNotFoundError:
             return None
 

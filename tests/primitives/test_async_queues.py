@@ -309,3 +309,28 @@ async def test_a_queue_that_feeds_a_chain_without_a_half_on_the_driver_is_refuse
     with pytest.raises(ValueError, match=r"queue 'ids', .* uses=\[queue\]"):
         async with running_operator(stages, uses=uses):
             pass
+
+
+async def test_what_an_earlier_input_has_in_flight_finishes_no_item_of_this_one() -> None:  # H100, H174
+    """The place of a restored flight, which is none of the items of this input, is used again for an item."""
+
+    async def slow(item: str) -> str:
+        await asyncio.sleep(1.0)
+        return item
+
+    def stages(queue: WorkQueue[str]) -> Any:
+        return chain(take=queue, work=concurrently(slow, limit=1))
+
+    before = WorkQueue("ids", ["before"])
+    async with running_operator(stages(before), parallelism=1, mode="streaming", uses=[before]) as world:
+        await world.launch_operator(0)
+        await world.advance(0.5)
+        await world.checkpoint()
+        restored = world.checkpoints[-1]
+    now = WorkQueue("ids", ["one", "two", "three"])
+    kept: dict[str, Any] = {"parallelism": 1, "mode": "streaming", "uses": [now]}
+    async with running_operator(stages(now), **kept, restored=restored, restored_input="other") as world:
+        task = await world.launch_operator(0)
+        await until_done(world, [task])
+    assert task.outputs == ["before", "one", "two", "three"]
+    assert now.progress == (3, 3)

@@ -58,7 +58,7 @@ class SinkDirectory(SinkFolder):
         source = f"{self._hidden}/{name}"
         if not self._local:
             self._filesystem.invalidate_cache()
-        if self._size(source) is not None:
+        if self._info(source) is not None:
             with suppress(FileNotFoundError):  # another driver was faster
                 self._move(source, f"{self._root}/{name}")
                 return Published.MOVED
@@ -88,7 +88,7 @@ class SinkDirectory(SinkFolder):
 
     def is_published(self, name: str) -> bool:
         """Whether readers can see the file now."""
-        return self._size(f"{self._root}/{name}") is not None
+        return self._info(f"{self._root}/{name}") is not None
 
     def delete(self, name: str) -> None:
         """Delete a part from the staging directory, if it exists."""
@@ -99,3 +99,4 @@ class SinkDirectory(SinkFolder):
         if self._local:
             with suppress(OSError):
                 os.rmdir(self._hidden)
+                self._made = False

@@ -44,7 +44,8 @@ class DataFolder(SinkFolder):
     def size(self, name: str) -> int | None:
         """The size of a data file in bytes; None if there is none."""
         self._filesystem.invalidate_cache()
-        return self._size(f"{self._root}/{name}")
+        info = self._info(f"{self._root}/{name}")
+        return None if info is None else int(info["size"])
 
     def forget(self, name: str) -> None:
         """Delete the note, if there is one: the file is committed."""

@@ -105,8 +105,8 @@ def concurrently(
     if not getattr(on_error, "takes_rows", True):
         raise ValueError(
             f"on_error is {given('on_error', on_error, None)}, which takes no rows, but each failure is a row with "
-            'record, error and tries: pass a sink of rows, such as a ParquetSink, or on_error="yield" and let the next '
-            "stage make a line of it"
+            'record, error and tries: pass a sink of rows, such as a PostgresSink, or on_error="yield" and let the '
+            "next stage make a line of it"
         )
     if schema is not None and not rows:
         raise ValueError("schema is that of the batches that rows=True makes: pass both, or none")

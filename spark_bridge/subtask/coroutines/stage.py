@@ -238,11 +238,12 @@ class AsyncStage(SubtaskOperator):
                     self._context._calls.wait_until(self.has_results)
                 return True
             encoded = encode_entry(record) if self._keeps else None
+            item = None if self._items is None else self._items.given
             if self._spare:
                 taken = self._spare.pop()
-                taken.record, taken.encoded = record, encoded
+                taken.record, taken.encoded, taken.item = record, encoded, item
             else:
-                taken = _Record(record, encoded, None if self._items is None else self._items.given)
+                taken = _Record(record, encoded, item)
             self._taken += 1
             if flights.take(taken):
                 self._submit(taken)

@@ -103,15 +103,15 @@ def test_one_that_is_given_up_gives_its_place_back(peer: Peer, how: str) -> None
 
 def test_those_that_wait_end_with_the_attempt_wherever_its_thread_is(peer: Peer) -> None:  # H26
     outcomes: list[BaseException] = []
-    ended = threading.Event()
 
     def body(context: SubtaskContext) -> None:
         async def ask() -> None:
             outcomes.extend(await asyncio.gather(*(failure(context.request_async(number)) for number in range(3))))
-            ended.set()
 
-        threading.Thread(target=asyncio.run, args=(ask(),)).start()
-        assert ended.wait(60.0)  # the task's thread is away, and uses nothing of Headgate
+        asking = threading.Thread(target=asyncio.run, args=(ask(),))
+        asking.start()
+        asking.join(60.0)  # the task's thread is away, and uses nothing of Headgate
+        assert not asking.is_alive()
 
     task, connection = peer.run(Calling(body))
     for _ in range(3):
