@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from protocol.arguments import AT_LEAST_1, POSITIVE, SCHEMA, checked, given
-from protocol.describing import show
+from protocol.describing import a_type, show
 from protocol.overrides import errors_in_overrides, names_never_called
 from spark_bridge.subtask.coroutines.calls import AsyncOperator, Settings, is_async
 from spark_bridge.subtask.coroutines.retry import NO_RETRY, Retry
@@ -104,7 +104,7 @@ def concurrently(
         raise TypeError('on_error must be "raise", "skip", "yield" or a sink, not ' + given("on_error", on_error, None))
     if not getattr(on_error, "takes_rows", True):
         raise ValueError(
-            f"on_error is {given('on_error', on_error, None)}, which takes no rows, but each failure is a row with "
+            f"on_error is {a_type(on_error)}, which takes no rows, but each failure is a row with "
             'record, error and tries: pass a sink of rows, such as a PostgresSink, or on_error="yield" and let the '
             "next stage make a line of it"
         )

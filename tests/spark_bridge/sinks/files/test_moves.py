@@ -387,3 +387,12 @@ def test_a_file_in_place_of_the_directory_is_named(path: str, tmp_path: Path) ->
         NotADirectoryError, match=rf"but file://.*/{path}, or what is above it, is a file: name another"
     ):
         SinkDirectory(str(tmp_path / path), "out").prepare()
+
+
+def test_the_hidden_folder_is_made_again_after_it_was_removed(tmp_path: Path) -> None:
+    directory = SinkDirectory(str(tmp_path / "out"), "sink")
+    directory.finish(directory.create(PART))
+    directory.delete(PART)
+    directory.remove_if_empty()
+    directory.finish(directory.create(PART))
+    assert directory.staged() == [PART]
