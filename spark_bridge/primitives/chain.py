@@ -228,18 +228,14 @@ def composed(operator_id: str, given: GivenCoordinator | Chain, uses: Collection
                 f"stage {name!r} of operator {operator_id!r} takes its items from the work queue "
                 f"{make.args[0].name!r}, which the operator does not use: coordinate(..., uses=[queue])"
             )
-    outside = [name for name, part in named.items() if part.outside_checkpoints]
-    counters = CountersCoordinator()
+    outside = [QUESTIONS, *(name for name, part in named.items() if part.outside_checkpoints)]
+    counters, questions = CountersCoordinator(), Questions()
     coordinators = {COUNTERS: counters, **{name: part.coordinator(operator_id) for name, part in named.items()}}
+    coordinators[QUESTIONS] = questions
     task_parts = {**PARTS_OF_ALL, **{name: part.task_part() for name, part in named.items()}}
     if not isinstance(given, Chain):
-        return Composed(parts_of(built_anew_or_kept(given), coordinators, outside=outside), task_parts, counters, named)
+        questions.parts = parts_of(built_anew_or_kept(given), coordinators, outside=outside)
+        return Composed(questions.parts, task_parts, counters, named)
     of_stages = {name: built_anew_or_kept(coordinator) for name, coordinator in given.coordinators.items()}
-    questions = None
-    if any(isinstance(getattr(make, "func", None), Concurrently) for make in stages.values()):
-        outside.append(QUESTIONS)
-        coordinators[QUESTIONS] = questions = Questions()
-    parts = parts_of(None, {**coordinators, **of_stages}, given.stages, outside)
-    if questions is not None:
-        questions.parts = parts
+    questions.parts = parts = parts_of(None, {**coordinators, **of_stages}, given.stages, outside)
     return Composed(parts, {**task_parts, **stages, **given.beside}, counters, named, given.stages)

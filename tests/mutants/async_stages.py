@@ -30,6 +30,10 @@ results-wait-for-the-stage-before [new; H180]
   The result of an async stage leaves only when the async stage before it has one.
   @ spark_bridge.subtask.coroutines.stage:AsyncStage.has_results
   ~ or (fed_has_results is not None and fed_has_results()) => or False
+questions-wait-for-the-snapshot [new; H152]
+  What a coroutine asks is held until its task has taken its snapshot.
+  @ spark_bridge.subtask.context:SubtaskContext.request_async
+  F if not table.outside[part] and (questions := table.index(QUESTIONS)) is not None:
 results-lose-their-effects [found; H180]
   A checkpoint holds a result without its events and counts.
   @ spark_bridge.subtask.coroutines.stage:_Record.result

@@ -34,7 +34,6 @@ from spark_bridge.primitives.shared_value.encoding import (
     digest_of,
     encode_value,
 )
-from spark_bridge.subtask.parts import COUNTERS
 from tests.primitives.histories import shared_history
 from tests.primitives.stand_ins import open_alone
 
@@ -110,9 +109,8 @@ async def test_the_value_is_what_it_was_when_it_was_set() -> None:
 
 
 def sent(world: World) -> int:
-    """How many events the only part in use has sent."""
-    (part,) = [part for name, part in world.statistics.snapshot()["parts"].items() if name != COUNTERS]
-    events: int = part["events_sent"]
+    """How many events the shared value has sent."""
+    events: int = world.statistics.snapshot()["parts"]["rules"]["events_sent"]
     return events
 
 

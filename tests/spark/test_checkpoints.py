@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,39 @@ def test_a_computing_task_closes_its_valve_immediately_and_snapshots_later(spark
     story = coordinator.story
     assert story.index(("checkpoint", 1)) < story.index(("event", 1, 0, "computed"))
     assert coordinator.wrong == []
+
+
+class Asking(Counting):
+    """A coroutine on the task's thread asks, and asks once more while a checkpoint waits for the thread."""
+
+    async def ask(self) -> Any:
+        first = await self.context.request_async("what is it?")
+        self.compute()
+        return first, await self.context.request_async("and now?", 60.0)
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        answers = asyncio.run(self.ask())
+        list(super().process(records))  # until it is told to stop
+        yield answers
+
+
+def test_a_coroutines_question_passes_while_a_checkpoint_waits_for_its_task(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """H152: the valve holds the task's events until its snapshot, and not what its coroutines ask."""
+    coordinator = CountingCoordinator()
+    with coordinated(spark, coordinator, 1, mode=STREAMING) as job:
+        with running(job.action(Asking, str(tmp_path))) as outcome:
+            coordinator.wait_for(lambda story: ("event", 0, 0, "computing") in story)
+            with running(job.sidecar.checkpoint) as checkpoint:
+                coordinator.wait_for(lambda story: ("checkpoint", 1) in story)
+                (tmp_path / "go on").touch()
+            coordinator.stop_all()
+
+    assert checkpoint == [1]
+    assert outcome == [[(["what is it?", "answered"], ["and now?", "answered"])]]
+    story = coordinator.story
+    assert story.index(("checkpoint", 1)) < story.index(("request", 0, 0, "and now?")) < story.index(("complete", 1))
 
 
 # --- how they fail ------------------------------------------------------------------------------------------------

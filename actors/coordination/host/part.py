@@ -171,6 +171,11 @@ class Part(Sender):
         return getattr(getattr(coordinator, method), "__func__", None) is not getattr(OperatorCoordinator, method)
 
     @property
+    def is_live(self) -> bool:
+        """Whether its coordinator, or the incarnation that is the current one, has started."""
+        return self._current.live is not None
+
+    @property
     def is_built_anew(self) -> bool:
         """Whether each reset has a new coordinator."""
         return self._recreate is not None

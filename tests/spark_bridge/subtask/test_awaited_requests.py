@@ -14,8 +14,16 @@ import pytest
 
 from protocol.errors import AttemptOver, LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.messages import AnswerMessage, AttemptEnded, Confirm, RequestCancelled, RequestMessage
+from protocol.wire.messages import (
+    AnswerMessage,
+    AttemptEnded,
+    Confirm,
+    OperatorPart,
+    RequestCancelled,
+    RequestMessage,
+)
 from spark_bridge.subtask import RequestFailed, SubtaskContext, TimedOut
+from spark_bridge.subtask.context import QUESTIONS
 from tests.spark_bridge.subtask.operators import Calling
 from tests.spark_bridge.subtask.peer import TASK_ID, Peer
 
@@ -44,6 +52,18 @@ def test_answers_find_their_coroutines_in_any_order(peer: Peer) -> None:  # H33
             AnswerMessage(TASK_ID, seq, request.request_id, "", encode_event(-decode_event(request.payload)))
         )
     assert peer.finish(task) == [[-number for number in range(100)]]
+
+
+def test_a_question_is_outside_of_checkpoints_and_names_the_part_that_asks(peer: Peer) -> None:  # H152
+    async def ask(context: SubtaskContext) -> Any:
+        return await context.request_async("which?")
+
+    task = peer.start(awaiting(ask))
+    connection = peer.take_task(parts=(OperatorPart(""), OperatorPart(QUESTIONS, outside=True)))
+    request = connection.next_item(RequestMessage)
+    assert (request.part, decode_event(request.payload)) == (1, [0, "which?"])
+    connection.send(AnswerMessage(TASK_ID, 1, request.request_id, "", encode_event("that one")))
+    assert peer.finish(task) == ["that one"]
 
 
 def test_a_failure_has_the_coordinators_words_and_traceback(peer: Peer) -> None:  # H33
