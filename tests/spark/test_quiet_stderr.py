@@ -30,5 +30,6 @@ def test_jobs_that_succeed_write_nothing_to_standard_error() -> None:
     )
     assert done.returncode == 0, done.stderr
     told = done.stderr.partition(MARKER)[2].splitlines()
-    about_the_machine = "handler blocked the event loop"  # as any handler does where something else has the processor
-    assert [line for line in told if line.strip() and about_the_machine not in line] == []
+    # As any handler does, and any loop, where something else has the processor.
+    about_the_machine = ("handler blocked the event loop", "or the machine is overloaded")
+    assert [line for line in told if line.strip() and not any(text in line for text in about_the_machine)] == []
