@@ -108,9 +108,9 @@ async def test_the_value_is_what_it_was_when_it_was_set() -> None:
     assert rules.version == 2
 
 
-def sent(world: World) -> int:
+def sent(world: World, value: SharedValue[Any]) -> int:
     """How many events the shared value has sent."""
-    events: int = world.statistics.snapshot()["parts"]["rules"]["events_sent"]
+    events: int = world.statistics.snapshot()["parts"][value.name]["events_sent"]
     return events
 
 
@@ -119,10 +119,10 @@ async def test_a_small_change_of_a_dict_travels_as_the_difference() -> None:
     async with running_operator(parallelism=1, uses=[rules]) as world:
         task = await world.launch_operator(0, reading(rules))
         await world.settle()
-        before = sent(world)
+        before = sent(world, rules)
         rules.update(lambda value: {**{key: old for key, old in value.items() if key != "key 7"}, "key 3": "three"})
         await world.settle()
-        assert sent(world) == before + 1
+        assert sent(world, rules) == before + 1
         task.feed(1)
         await until_done(world, [task])
     ((version, value, _),) = task.outputs
@@ -212,10 +212,10 @@ async def test_a_large_value_comes_in_chunks_and_once_to_a_process() -> None:
     async with running_operator(parallelism=3, uses=[model]) as world:
         first = await world.launch_operator(0, reading(model), [1])
         await world.advance(1.0)
-        before = sent(world)
+        before = sent(world, model)
         second = await world.launch_operator(1, reading(model), [1])
         await world.advance(1.0)
-        assert sent(world) == before + 1, "an offer, which the process has already"
+        assert sent(world, model) == before + 1, "an offer, which the process has already"
         third = await world.launch_operator(2, reading(model))
         await world.advance(1.0)
         model.set(b"second " + bytes(LARGE_BYTES))
