@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from actors.coordination.host.part import Part, RecreateOnReset
-from actors.coordination.interface import OperatorCoordinator
+from actors.coordination.interface import CoordinatorContext, OperatorCoordinator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.errors import AttemptOver
 from tests.actors.coordination.executor import Task
@@ -25,6 +25,7 @@ from tests.actors.coordination.operator_world import (
     waiting_for,
 )
 from tests.actors.coordination.replacing import bench
+from tests.actors.coordination.test_first_record import WaitingTask
 
 
 class Coordinators(list[RecordingCoordinator]):
@@ -185,3 +186,29 @@ async def test_the_factory_gives_the_name_where_the_user_does_not(  # R101
         await under_test.start()
         await under_test.call("start", under_test.context)
         assert str(under_test.errors[-1][1]) == f"{name} was started before: make a new one for each operator"
+
+
+class StartsSlowly(OperatorCoordinator[Any, Any]):
+    """Overrides ``start`` alone, which waits."""
+
+    def __init__(self, gate: anyio.Event) -> None:
+        self._gate = gate
+
+    async def start(self, context: CoordinatorContext) -> None:
+        await self._gate.wait()
+
+
+async def test_a_task_begins_after_its_coordinator_has_started_whatever_that_overrides() -> None:  # R101, H66
+    gates = [anyio.Event(), anyio.Event()]
+    gates[0].set()
+    waiting = iter(gates)
+    async with running_operator(RecreateOnReset(lambda: StartsSlowly(next(waiting)))) as world:
+        world.task_type = WaitingTask
+        (task,) = await world.running(0)
+        fail_over(world, task)
+        again = world.accept(0)
+        await world.settle()
+        assert again.handled == []
+        gates[1].set()
+        await world.settle()
+        assert again.handled == [("start",)]
