@@ -349,6 +349,8 @@ class RunEnded:
 
     ``computed``: how many partitions a successful job computed, if it left some out, as ``take`` does; otherwise 0.
     ``missing``: of how many subtasks no task came, although a successful job went through all partitions.
+    ``job_succeeded``: Spark called each job of the run a success, so a plain action has returned its result, even if
+    the run failed meanwhile.
     """
 
     operator_id: str
@@ -357,6 +359,7 @@ class RunEnded:
     reason: str = ""
     computed: int = 0
     missing: int = 0
+    job_succeeded: bool = False
 
 
 Decision = (

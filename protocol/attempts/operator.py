@@ -231,6 +231,7 @@ class OperatorLedger:
         record, run = self.record, self.record.run
         if run is None:
             return
+        job_succeeded = succeeded
         succeeded = succeeded and run.failed_cause is None
         if succeeded and (doubt := reconciliation.doubtful_success(run, self.engine.stages[run.run_id])):
             succeeded, reason = False, doubt
@@ -238,7 +239,7 @@ class OperatorLedger:
             self._end_subtask(subtask, succeeded, reason)
         reason = run.failed_cause or reason
         computed, missing = self._left_out(run) if succeeded else (0, 0)
-        self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason, computed, missing))
+        self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason, computed, missing, job_succeeded))
         record.run = None
         remember(record.ended_runs, run.run_id)
         if record.reset_due is None:

@@ -241,11 +241,11 @@ class TrackerEnd:
                         self._handle(OperatorReset(v.OPERATOR, "another input begins"), out)
                 self.has_run = True
                 return
-            case RunEnded(succeeded=succeeded):
+            case RunEnded(succeeded=succeeded, job_succeeded=job_succeeded):
                 self.run_is_on = False
                 if succeeded:
                     self.ended_well = self.input
-                self.labels.run_ended(succeeded)
+                self.labels.run_ended(succeeded, job_succeeded)
             case AttemptAccepted() if self.refused:
                 out.append((v.To.BRIDGE, GlobalFailureRaised(v.OPERATOR, REFUSED)))
                 self.refused = False

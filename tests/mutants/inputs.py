@@ -104,6 +104,16 @@ another-place-continues [new; H174]
   The first run of an application continues what was the second one of an earlier application.
   @ actors.coordination.engine.inputs:compare
   ~ return Comparison.SAME if old.place == new.place else Comparison.OTHER_PLACE => return Comparison.SAME
+an-action-that-returned-is-taken-for-an-interrupted-one [found; H174]
+  An operator fails after Spark has finished its job. The plain action returns, and the next one skips records.
+  @ actors.coordination.engine.inputs:CheckpointLabels.run_ended
+  - (job_succeeded and plain)
+  + False
+a-failed-run-hides-that-its-job-succeeded [new; H174]
+  A run that failed says that its job did not succeed, although Spark called it a success.
+  @ protocol.attempts.operator:OperatorLedger.end_run
+  - computed, missing, job_succeeded)
+  + computed, missing, succeeded)
 what-is-said-of-the-first-run-holds-for-the-next [found; H174]
   After restored_input="same", a run with another input skips its first records too, until a checkpoint completes.
   @ actors.coordination.engine.inputs:CheckpointLabels._as_said

@@ -470,6 +470,15 @@ def test_the_reset_after_a_global_failure_comes_once_before_the_next_run() -> No
     assert [reset.cause for reset in resets] == ["boom"]
 
 
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_a_failed_run_says_whether_spark_called_its_job_a_success(succeeded: bool) -> None:  # H174
+    book = a_running_attempt()
+    book.feed(GlobalFailureRaised("words", "boom"))
+    assert book.feed(job_end(succeeded=succeeded, reason="" if succeeded else "cancelled")) == ["end run 1 badly"]
+    (ended,) = (effect for effect in book.effects if isinstance(effect, RunEnded))
+    assert ended.job_succeeded is succeeded
+
+
 def test_a_global_failure_before_the_first_run_resets_at_its_start() -> None:
     book = Playbook()  # H8, H15
     assert book.feed(GlobalFailureRaised("words", "boom")) == []

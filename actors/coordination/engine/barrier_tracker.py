@@ -479,9 +479,9 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case RunStarted():
                 self._start_run(now, decision, message.action)
                 return
-            case RunEnded(succeeded=succeeded):
+            case RunEnded(succeeded=succeeded, job_succeeded=job_succeeded):
                 self._run_is_on = False
-                self._labels.run_ended(succeeded)
+                self._labels.run_ended(succeeded, job_succeeded)
             case AttemptAccepted(attempt, partitions=partitions):
                 self._partitions = partitions or self._config.parallelism
                 if self._input_refused is not None:

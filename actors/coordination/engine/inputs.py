@@ -18,7 +18,9 @@ A label also keeps what later runs must not forget: the names of finished inputs
 which a plain run between two batches says nothing.
 
 ``compare`` decides about a run that begins. An application that has died cannot say whether the next one repeats its
-job, so an unnamed run continues an interrupted unnamed run in the same place.
+job, so an unnamed run continues an interrupted unnamed run in the same place. But if Spark called the job of that run a
+success, a plain action has returned, and the user may have gone on to other records, or may repeat the job because the
+operator failed: as long as the application lives, no unnamed run continues it.
 
 | the restored checkpoint | the run that begins | |
 |---|---|---|
@@ -33,7 +35,7 @@ job, so an unnamed run continues an interrupted unnamed run in the same place.
 | named, done | same name, same run of it | same; a later one: other; an earlier one: refused |
 | named, done | another name, or unnamed | other |
 | any | a name that was finished before the found one | refused |
-| unnamed, begun | unnamed, in the same place | same; otherwise refused |
+| unnamed, begun | unnamed, in the same place | same, unless its action has returned; otherwise refused |
 | unnamed, done | same call, same run of it | same; a later one: other; an earlier one: refused |
 | unnamed, done | another call, or named | other |
 """
@@ -215,13 +217,14 @@ def _input_in(match: re.Match[str], input_id: str) -> Input:
 
 
 class Comparison(Enum):
-    """What the input of a run that begins is to the restored checkpoint. The last five are refused."""
+    """What the input of a run that begins is to the restored checkpoint. The last six are refused."""
 
     SAME = "the same input"
     OTHER = "another input"
     UNKNOWN = "the checkpoint does not say"
     INTERRUPTED = "another input was interrupted"
     OTHER_PLACE = "an unnamed run in another place was interrupted"
+    RETURNED = "an unnamed run failed, but its action has returned"
     EARLIER_RUN = "a later run of this input had begun"
     FINISHED = "this input was finished before another one began"
 
@@ -288,6 +291,13 @@ def why_refused(comparison: Comparison, found: InputPosition | None, begins: Inp
         return (
             "the restored checkpoint does not say which input it belongs to, because an earlier release of Headgate"
             f" wrote it. Say it once: {say}"
+        )
+    if comparison is Comparison.RETURNED:
+        return (
+            f"{_name(begins)} begins, but the operator failed in the unnamed run before it, whose Spark job succeeded"
+            " all the same, so that its action has returned, and nothing tells whether this run has the same records"
+            f" again or others. Add the operator again, with {say}. An action that is called with sidecar.run raises in"
+            " such a case, and input_id=... names its records"
         )
     finish = {
         NamedInput: f"finish it first, with sidecar.run(..., input_id={_id_of(found.input)})",
@@ -385,6 +395,7 @@ class CheckpointLabels:
         self._runs_of_action = 0
         self._names: tuple[str, ...] = ()  # of the inputs that were finished before the present one
         self._last_batch: InputPosition | None = None
+        self._returned = False  # a plain action whose run failed has returned to its caller
 
     def announce(self, batch: BatchInput, *, adopted: bool) -> None:
         """The next run is this batch, for the first time or again. ``adopted``: whatever the restored checkpoint is."""
@@ -415,11 +426,13 @@ class CheckpointLabels:
         comparison = Comparison.OTHER if self._has_no_state() else compare(found, begins)
         if self._said is not None:
             comparison = self._as_said(begins, comparison)
+        if self._returned and comparison is Comparison.SAME and isinstance(begins, UnnamedInput):
+            comparison = Comparison.RETURNED
         if comparison.refused and self._batch and self._adopted:
             comparison = Comparison.OTHER
         if comparison.refused:
             return False, why_refused(comparison, found, begins)
-        self._has_begun = True
+        self._has_begun, self._returned = True, False
         same = comparison is Comparison.SAME
         self._names = _names_before(found, begins)
         self._last_batch = None if found is None or isinstance(begins, BatchInput) else found.batch
@@ -469,9 +482,15 @@ class CheckpointLabels:
             and not any(state.state or part.held for part in point.subtask_states.values() for state in part.states)
         )
 
-    def run_ended(self, succeeded: bool) -> None:
-        """Checkpoints that begin from here on contain everything that the run did."""
+    def run_ended(self, succeeded: bool, job_succeeded: bool) -> None:
+        """After a success, checkpoints that begin from here on contain everything that the run did.
+
+        ``job_succeeded``: Spark called its job a success. If the run has failed all the same, ``Sidecar.run`` raises,
+        but a plain action returns.
+        """
         if not succeeded:
+            plain = isinstance(self._input, UnnamedInput) and not self._input.call
+            self._returned = self._returned or (job_succeeded and plain)
             return
         self._now = self._label(done=True)
         match self._input:

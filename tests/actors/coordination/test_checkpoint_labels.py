@@ -182,7 +182,7 @@ def test_only_the_first_run_and_its_repetitions_have_the_input_that_the_user_has
     action = ActionId("0" * 16, 0, "day 1")
     assert labels.run_begins(str(action)) == (True, "")
     assert labels.run_begins(str(replace(action, number=1))) == (True, ""), "it was restarted"
-    labels.run_ended(succeeded=True)
+    labels.run_ended(succeeded=True, job_succeeded=True)
     same, why = labels.run_begins(str(ActionId("1" * 16, 0, "day 2")))
     assert not same
     assert "was interrupted" in why

@@ -379,18 +379,43 @@ def test_the_runs_of_one_action_are_told_apart_also_when_it_is_called_again() ->
     first, again = str(ActionId("0" * 16)), str(ActionId("0" * 16, 1))
     assert labels.run_begins(first) == (False, "")
     _complete(labels, 1)
-    labels.run_ended(True)
+    labels.run_ended(True, True)
     _complete(labels, 2)
     assert labels.run_begins(first) == (False, ""), "its second job"
     assert labels.run_begins(again) == (True, ""), "called again before any checkpoint of the second job"
     assert _complete(labels, 3).endswith("done"), "what is done stays done while it is skipped"
-    labels.run_ended(True)
+    labels.run_ended(True, True)
     assert labels.run_begins(again) == (False, "")
     _complete(labels, 4)
     _same, why = labels.run_begins(str(ActionId("0" * 16, 2)))
     assert "belongs to a later run of the same action" in why
     other = CheckpointLabels(CompletedCheckpoint(4, 1, b"x", label=labels.completed))
     assert "was interrupted" in other.run_begins("")[1], "its first run is not the second one of the other application"
+
+
+def test_no_unnamed_run_continues_one_that_failed_after_its_plain_action_had_returned() -> None:  # H174
+    call = str(ActionId("0" * 16))
+    for plain, job_succeeded in ((True, True), (True, False), (False, True)):
+        labels = CheckpointLabels()
+        labels.run_begins("" if plain else call)
+        _complete(labels, 1)
+        labels.run_ended(False, job_succeeded)
+        for action in ("", str(ActionId("1" * 16))):
+            same, why = labels.run_begins(action)
+            assert same is not (plain and job_succeeded)
+            assert ("its action has returned" in why) is (plain and job_succeeded)
+        named = labels.run_begins(str(ActionId("1" * 16, 0, "day 2")))[1]
+        assert "which was interrupted" in named
+
+
+def test_a_run_that_returned_without_a_checkpoint_is_not_mistaken_for_the_next() -> None:  # H174
+    labels = CheckpointLabels()
+    labels.run_begins("")
+    labels.run_ended(False, True)
+    assert labels.run_begins("") == (False, "")
+    _complete(labels, 1)
+    labels.run_ended(False, False)
+    assert labels.run_begins("") == (True, ""), "it was interrupted, and its action raised"
 
 
 def test_an_adopted_batch_is_another_input_even_if_its_number_is_equal() -> None:  # H174
@@ -424,7 +449,7 @@ def test_a_run_after_a_batch_is_none_of_its_query() -> None:  # H174
 
 def _run_well(labels: CheckpointLabels, action: str, checkpoint_id: int) -> None:
     assert labels.run_begins(action)[1] == ""
-    labels.run_ended(True)
+    labels.run_ended(True, True)
     _complete(labels, checkpoint_id)
 
 
