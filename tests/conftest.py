@@ -20,7 +20,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from protocol.barrier_tracker import CheckpointConfig
-from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_runtest_setup
 from tests.spark.shared_classes import jvm_options
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.spark_bridge.object_stores import ObjectStore
 
 # pytest finds hooks by their names in this module.
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "pytest_runtest_setup"]
 
 # The duration of an example depends on the machine, not on the code. pytest's own timeout bounds a hang.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])

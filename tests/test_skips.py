@@ -53,7 +53,7 @@ why = "..."
 PLUGIN = """
 from pathlib import Path
 from tests import skips
-from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_runtest_setup
 
 skips.LIST = Path(__file__).with_name("allowed_skips.toml")
 """
@@ -64,7 +64,8 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     (folder / "allowed_skips.toml").write_text(LISTED, encoding="utf-8")
     (folder / "conftest.py").write_text(PLUGIN, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    kept = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
+    unset = ("CI", skips.END)
+    kept = {name: value for name, value in os.environ.items() if name not in unset and not name.startswith("PYTEST_")}
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", *arguments],
         cwd=folder,
@@ -99,6 +100,24 @@ def test_a_file_that_is_skipped_as_a_whole_fails_too(tmp_path: Path) -> None:
     ended = run(tmp_path, "test_other.py", CI="true")
     assert ended.returncode != 0
     assert "test_other.py was skipped in continuous integration: could not import 'no_such_package'" in ended.stdout
+
+
+@pytest.mark.parametrize(("ends", "passed"), [("1", 0), ("99999999999", 2)])
+def test_tests_that_begin_after_the_end_of_the_time_are_skipped_and_listed_by_line(
+    tmp_path: Path, ends: str, passed: int
+) -> None:
+    ended = run(
+        tmp_path,
+        "-k",
+        "inside or that_passes",
+        "--deselect",
+        "test_some.py::test_inside[2]",
+        **{skips.END: ends},
+        CI="1",
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert f"{passed} passed" in ended.stdout if passed else "2 skipped" in ended.stdout
+    assert (f"test_some.py:11: {skips.OUT_OF_TIME}" in ended.stdout) is not bool(passed)
 
 
 @pytest.mark.parametrize("allowed", skips.read(), ids=lambda allowed: f"{allowed.test.partition('::')[2]}")
