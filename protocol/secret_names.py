@@ -10,15 +10,19 @@ from urllib.parse import unquote
 
 SECRET_WORDS: Final = ("credential", "dsn", "pass", "pwd", "secret", "token")
 """What is in the name of an argument or a setting that is a secret, misspelt ones among them."""
-SECRET_NAMES: Final = (
-    rf"(?:(?:{'|'.join(SECRET_WORDS)})\w*|\w*token|\w*key(?:_?id)?|signature|authorization|"
-    r"(?:(?<![a-z])|(?<=\\[nrt]))(?:auth|bearer|cookie|jwt|pw|sas|sig))"
-)
+_OTHERS = r"signature|authorization|(?:(?<![a-z])|(?<=\\[nrt]))(?:auth|bearer|cookie|jwt|pw|sas|sig)"
+SECRET_NAMES: Final = rf"(?:(?:{'|'.join(SECRET_WORDS)})\w*|\w*token|\w*key(?:_?id)?|{_OTHERS})"
 """A pattern for the ends of such names in texts and URLs, where ``key`` is one, too. Use it with ``(?i)``."""
 PEM: Final = "-----BEGIN"
 """How the content of a key or certificate in PEM form begins."""
-_MAY_HAVE_SECRET = re.compile(rf"(?is){SECRET_NAMES}[\"')\]]*(?:[\s=:,]|\\+[ntr])|{PEM}|:.*@")
-"""A name and a value behind it, in whichever notation; a PEM text; a login."""
+_NAME_AND_VALUE = re.compile(
+    rf"(?i)(?:(?:{'|'.join(SECRET_WORDS)})\w*+|key(?:_?id)?|{_OTHERS})[\"')\]]*+(?:[\s=:,]|\\+[ntr])|{PEM}"
+)
+"""One of ``SECRET_NAMES`` and a value behind it, in whichever notation; or a PEM text.
+
+Where a name begins does not matter here. With the ``\\w*`` before it, and without possessive quantifiers, a word of
+4,096 characters takes half a second, and the event loop stands still for as long.
+"""
 _QUOTED_TIMES_MAX = 5
 
 
@@ -33,4 +37,10 @@ def unquoted(text: str) -> str:
 
 def may_have_secret(text: str) -> bool:
     """Whether a text names a secret and has something behind it, or has a login or a PEM text in it."""
-    return _MAY_HAVE_SECRET.search(text) is not None or _MAY_HAVE_SECRET.search(unquoted(text)) is not None
+    plain = unquoted(text)
+    return _names_one(text) or (plain != text and _names_one(plain))
+
+
+def _names_one(text: str) -> bool:
+    has_login = -1 < text.find(":") < text.rfind("@")
+    return has_login or _NAME_AND_VALUE.search(text) is not None
