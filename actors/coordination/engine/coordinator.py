@@ -702,7 +702,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         else:
             if not self._hold_events:
                 self.taken.record(checkpoint_id)
-            self._announcer.announce(list(self._live.values()), CutReached(checkpoint_id))
+            # A gateway may be closed already, and the news of it wait behind this snapshot.
+            open_ones = [line for line in self._live.values() if not line.is_over]
+            self._announcer.announce(open_ones, CutReached(checkpoint_id))
             self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment()))
         finally:
             deadline.cancel()

@@ -716,10 +716,11 @@ GATEWAYS_PER_TURN = 16
 class GatewayLine(Generic[M]):
     """The way to one gateway. Loop only."""
 
-    __slots__ = ("_put_off", "ref")
+    __slots__ = ("_put_off", "is_over", "ref")
 
     def __init__(self) -> None:
         self.ref: ActorRef[M]  # set as soon as its actor is spawned
+        self.is_over = False
         self._put_off: list[M] = []
 
     def tell_direct(self, message: M) -> None:
@@ -743,6 +744,7 @@ class GatewayLine(Generic[M]):
 
     def end(self) -> None:
         """The gateway is closed: what was put off no longer matters."""
+        self.is_over = True
         self._put_off.clear()
 
 

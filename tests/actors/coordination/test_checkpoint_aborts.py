@@ -257,3 +257,22 @@ async def test_a_request_that_is_pending_at_the_stop_is_failed(request_type: typ
             assert not ended
             await world.stop()
     assert len(ended) == 1
+
+
+async def test_a_gateway_that_is_closed_during_the_snapshot_is_not_told_that_it_is_over() -> None:  # H14
+    """A message to a stopped actor would be logged as a warning, although nothing is wrong."""
+    taken = anyio.Event()
+
+    async def slowly(checkpoint_id: int) -> bytes:
+        await taken.wait()
+        return b""
+
+    async with running_tasks(2, RecordingCoordinator(checkpoint_coordinator=slowly)) as (world, (dies, _lives)):
+        checkpoint = world.begin_checkpoint()
+        await world.settle()
+        world.fail(dies)
+        await world.settle()
+        taken.set()
+        await world.settle()
+        assert "failed" in checkpoint.reason()
+        assert not world.kit.system.dead_letters.counts
