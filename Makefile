@@ -32,6 +32,9 @@ VERSION ?=
 
 # The lock pins the Spark that is used: another one that happens to be installed must not be picked up.
 unexport SPARK_HOME PYTHONPATH PYTHONHOME
+# Many containers set this. The tests start thousands of processes, and each would compile all modules again: 0.6 s for
+# Headgate alone, and 16 s for the tests, in each process that collects them.
+unexport PYTHONDONTWRITEBYTECODE
 # The workers that Spark forks must find msgpack, so they are this very interpreter.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)

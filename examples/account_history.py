@@ -32,7 +32,7 @@ from headgate import CheckpointConfig, Sidecar, SidecarConfig, chain
 from headgate.sinks import PostgresSink
 from headgate.sources import PostgresSource
 
-TASKS, ACCOUNTS, DEATHS = 2, 2_000, 10
+TASKS, ACCOUNTS, DEATHS = 2, 2_000, 5
 
 
 def as_rows(
