@@ -86,7 +86,7 @@ test: $(STAMP) ## the tests that take minutes, the core of those on a real Spark
 
 .PHONY: test-long
 test-long: $(STAMP) ## all other tests: the long ones, most of them on a real Spark
-	@$(with_java) && $(with_all_servers) && $(PY) -m tests.spark.shared_classes && exec $(PY) -m pytest -m "long and not torch" $(shared_out) $(ARGS)
+	@$(with_java) && $(with_all_servers) && $(PY) -m tests.spark.shared_classes && exec $(PY) -m pytest -m "long and not torch" $(shared_out) --no-loadscope-reorder $(ARGS)
 
 # The workers of Spark must find torch, too.
 .PHONY: test-torch

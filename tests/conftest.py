@@ -185,6 +185,36 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+LONGEST = (
+    "benchmarks/test_benchmarks_run.py",
+    "spark/matrix/test_matrix.py",
+    "test_pages.py",
+    "fuzz/test_vanishing_drivers.py",
+    "examples/test_small_examples.py",
+    "spark_bridge/test_interrupted_calls.py",
+    "examples/test_pipelines.py",
+    "spark/connect/test_connect_conformance.py",
+    "sources/test_conformance.py",
+    "spark/connect/test_connect_lifetimes.py",
+    "spark/test_streams.py",
+    "spark/connect/test_connect_installed.py",
+    "spark/test_started_exits.py",
+    "days/test_days.py",
+)
+"""The files of the long tests that take minutes, the longest first, with which ``make test-long`` begins.
+
+A file is tested by one process. Of a file that came late, only this process would be left at the end.
+"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the pure tests first: they find failures within seconds, while a real Spark takes minutes."""
-    items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
+    first = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    assert all(path.exists() for path in first), "a file of LONGEST has another name now"
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        if item.path in first and item.get_closest_marker("long") is not None:
+            return first[item.path], False
+        return len(first), item.get_closest_marker("spark") is not None
+
+    items.sort(key=place)

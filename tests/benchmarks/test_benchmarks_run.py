@@ -28,19 +28,19 @@ RUN_MAX_S = 1180.0
 
 
 @pytest.mark.long
-@pytest.mark.timeout(RUN_MAX_S + 20)
-@pytest.mark.parametrize("module", sorted(WITHOUT_SPARK))
-def test_a_quick_run_writes_its_figures_and_the_host_as_json(module: str, tmp_path: Path) -> None:
-    check_quick_run([name for name, of_module in FIGURES.items() if of_module == module], tmp_path / "figures.json")
-
-
-@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(RUN_MAX_S + 20)
 def test_a_quick_run_on_a_real_spark_does_too(tmp_path: Path) -> None:
     """All in one process: their sessions then share a JVM, whose start takes longer than most of them."""
     on_spark = [name for name, module in FIGURES.items() if module not in WITHOUT_SPARK]
     check_quick_run(on_spark, tmp_path / "figures.json")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(RUN_MAX_S + 20)
+@pytest.mark.parametrize("module", sorted(WITHOUT_SPARK))
+def test_a_quick_run_writes_its_figures_and_the_host_as_json(module: str, tmp_path: Path) -> None:
+    check_quick_run([name for name, of_module in FIGURES.items() if of_module == module], tmp_path / "figures.json")
 
 
 def check_quick_run(names: list[str], file: Path) -> None:
