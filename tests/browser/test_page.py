@@ -178,6 +178,16 @@ def test_the_keyboard_reaches_every_control_and_moves_through_the_subtasks(serve
     assert page.get_by_role("button", name="1 min").get_attribute("aria-pressed") == "true"
 
 
+def test_a_link_keeps_the_focus_while_the_time_beside_it_changes(serve: Serve, visit: NewVisit) -> None:
+    seen = visit(serve(eventful).url + "#/operator/crawl")
+    seen.until(LIVE)
+    row = seen.page.get_by_label("Recent failures").locator("tbody tr").first
+    seen.page.get_by_label("Recent failures").get_by_role("link").first.focus()
+    before = row.inner_text()
+    seen.until(f"document.querySelector('[aria-label=\"Recent failures\"] tbody tr').innerText !== {before!r}")
+    assert seen.page.evaluate("document.activeElement.textContent") == "1"
+
+
 def test_the_largest_splits_of_a_source_are_shown_with_what_is_left(serve: Serve, visit: NewVisit) -> None:
     seen = visit(serve(eventful).url + "#/operator/crawl")
     seen.until(LIVE)

@@ -70,17 +70,23 @@
     if (node.hidden === visible) node.hidden = !visible;
   }
 
-  // Rows are lists of cells; a cell is a text or {text, href, kind, title, node}. What has not changed is not touched,
-  // so that focus and selection stay where they are.
+  // Rows are lists of cells; a cell is a text or {text, href, kind, title, node}. A cell that has not changed is not
+  // touched, so that focus and selection stay where they are, even if a time beside them changes.
   function setRows(body, rows, empty) {
     const wanted = rows.length || !empty ? rows : [[{text: empty, kind: "hg-empty", span: 99}]];
     while (body.rows.length > wanted.length) body.deleteRow(-1);
     wanted.forEach((cells, index) => {
       const row = body.rows[index] || body.insertRow();
-      const key = JSON.stringify(cells);
-      if (row.hgKey === key) return;
-      row.hgKey = key;
-      row.replaceChildren(...cells.map(makeCell));
+      while (row.cells.length > cells.length) row.deleteCell(-1);
+      cells.forEach((cell, place) => {
+        const old = row.cells[place];
+        const key = JSON.stringify(cell);
+        if (old && old.hgKey === key) return;
+        const made = makeCell(cell);
+        made.hgKey = key;
+        if (old) old.replaceWith(made);
+        else row.append(made);
+      });
     });
   }
 
