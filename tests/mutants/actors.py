@@ -42,7 +42,7 @@ cut-one-message-late [feared; H40 H41]
   - self._announcer.announce(open_ones, CutReached(checkpoint_id))
   + async def late() -> None:
   +             [line.tell_direct(CutReached(checkpoint_id)) for line in open_ones]
-  +         context.self_ref.tell(CallHandler(late))
+  +         self._context.self_ref.tell(CallHandler(late))
 cut-overtaken-where-it-was-put-off [prototype; H41 H79]
   A gateway that is notified of the cut later gets an event of after the cut before that.
   @ actors.coordination.host.gateway:GatewayLine.tell_direct
