@@ -17,10 +17,12 @@ import pytest
 
 from tests.spark.cluster import ROOT
 from tests.spark.connect.server import SPARK_HOME, ConnectServer, with_relay
+from tests.spark.faults.own_process import SidecarProgram
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 DEFINITIONS = Path(__file__).with_name("pipeline_definitions.py")
+BESIDE = DEFINITIONS.with_name("pipeline_beside.py")
 SPEC = """
 name: test
 storage: {storage}
@@ -36,15 +38,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ConnectServer]:
-    server = ConnectServer(options=with_relay(folder, "client"))
+    server = ConnectServer(options=with_relay(folder, "client", "sidecar"))
     server.start()
     yield server
     server.stop()
 
 
-def run_pipeline(server: ConnectServer, project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_pipeline(
+    server: ConnectServer, project: Path, definitions: Path = DEFINITIONS, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``spark-pipelines`` in the folder of a new project, whose streaming table reads two lines."""
-    shutil.copy(DEFINITIONS, project / "definitions.py")
+    shutil.copy(definitions, project / "definitions.py")
     (project / "spark-pipeline.yml").write_text(SPEC.format(storage=(project / "storage").as_uri()))
     lines = project / "lines"
     lines.mkdir()
@@ -87,6 +91,23 @@ def test_operators_fill_the_tables_of_a_pipeline_once_although_a_worker_dies(
     assert rows(server, "all_squares") == [(number * number,) for number in range(10)]
     assert rows(server, "even_squares") == [(number * number,) for number in range(0, 10, 2)]
     assert rows(server, "numbered_lines") == [("one", 1), ("two", 2)]
+
+
+def test_the_sidecar_of_a_pipeline_may_be_a_process_beside_the_server(
+    server: ConnectServer, folder: Path, tmp_path: Path
+) -> None:
+    """For a client that nobody can reach; the tasks share a work queue, which is in the sidecar's process."""
+    program = SidecarProgram(tmp_path, "with_parts")
+    program.secret_file.write_text((folder / "sidecar").read_text())
+    program.secret_file.chmod(0o600)
+    program.start()
+    try:
+        done = run_pipeline(server, tmp_path, BESIDE, BESIDE=program.address, RELAY_SECRET=str(program.secret_file))
+    finally:
+        program.kill()
+
+    assert done.returncode == 0, done.stdout
+    assert rows(server, "pages") == [(page,) for page in range(1, 16)]
 
 
 def test_without_the_client_s_secret_the_definitions_are_refused_with_what_to_do(
