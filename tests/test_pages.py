@@ -49,7 +49,7 @@ def test_what_a_page_says_is_printed_in_this_order_and_only_numbers_that_it_name
 @pytest.fixture(scope="module")
 def terminal(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     """A terminal in an environment with the wheel, and with what the pages let a reader install."""
-    linked = brought_by(EXTRAS, "pytest", "pytest-asyncio", "pyiceberg[sql-sqlite]")
+    linked = brought_by(EXTRAS, "pyspark[pipelines]", "pytest", "pytest-asyncio", "pyiceberg[sql-sqlite]")
     installed = Environment(tmp_path_factory.mktemp("reader") / ".venv", wheel, linked=linked)
     with Terminal(installed.folder / "bin") as terminal:
         yield terminal

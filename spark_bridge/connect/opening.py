@@ -131,7 +131,8 @@ class Installed(Opening):
             raise ConnectRefused(
                 f"no relay is installed on the Spark Connect server: start it with --conf "
                 f"spark.extraListeners={LISTENER_CLASS} and the relay's jar, or {session.listener.without_relay}, so "
-                "that the relay travels with the session"
+                "that the relay travels with the session, which it cannot do in the definitions of a declarative "
+                "pipeline"
             )
         host, port = wanted.address
         words = (wanted.key.identity.hex(), wanted.lease_ms, wanted.certificate, host, port, session.session_id)

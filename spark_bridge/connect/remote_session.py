@@ -39,6 +39,9 @@ _LOOK_TIMEOUT_S = 2.0
 HEARD_WITHIN_S = LOOK_PAUSE_S + _LOOK_TIMEOUT_S
 """A server whose port refuses connections is known to have ended after this time, at most."""
 _EXECUTOR_TIMEOUT_S = 60.0
+_IN_A_PIPELINE = "SESSION_MUTATION_IN_DECLARATIVE_PIPELINE"
+"""PySpark's own condition: while a pipeline is being defined, the client registers no functions, whatever the server
+allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Listener:
 
     name: str
     reachable: str
+    with_relay: str
     without_relay: str
 
 
@@ -54,11 +58,13 @@ HERE = Listener(
     "this process",
     "set SidecarConfig(port=..., addresses=Addresses(advertised_host=..., relay_port=...)) to an address that the "
     "server and its executors reach, or run this program on a machine that they reach",
+    "set SidecarConfig(addresses=Addresses(relay_secret_file=FILE))",
     "leave Addresses.relay_secret_file out",
 )
 BESIDE = Listener(
     "the sidecar",
     "start it with a --host and with ports that the server and its executors reach",
+    "give the sidecar FILE as its --secret-file, and pass relay_installed=True",
     "leave relay_installed out",
 )
 
@@ -274,6 +280,13 @@ class RemoteSession:
         try:
             self._session.udf.registerJavaFunction(name, FUNCTION_CLASS, "string")
         except Exception as error:
+            if _IN_A_PIPELINE in str(error):
+                raise ConnectRefused(
+                    "Spark does not let the definitions of a declarative pipeline register the Java function that "
+                    f"opens the relay ({_first_line(error)}): run `headgate connect-server FOLDER --new-client FILE`, "
+                    "give the options that it prints to the server, or to `spark-pipelines run` if that starts the "
+                    f"server, and {self.listener.with_relay}"
+                ) from error
             raise ConnectRefused(
                 f"the Spark Connect server refused the Java function of the relay ({_first_line(error)}): let the "
                 "server's administrator allow Java functions"

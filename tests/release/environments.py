@@ -66,6 +66,10 @@ class Environment:
         for top in {file.parts[0] for file in here.files or ()} - {"..", "__pycache__"}:
             if not (self.packages / top).is_symlink():  # else distributions share a folder, such as google
                 (self.packages / top).symlink_to(Path(str(here.locate_file(top))))
+        if name == "pyspark":  # its scripts use the Python of the path; those of others name that of this test
+            for file in here.files or ():
+                if ".." in file.parts and file.parent.name == "bin":
+                    (self.folder / "bin" / file.name).symlink_to(Path(str(here.locate_file(file))).resolve())
 
     def link(self, folder: Path, *packages: str) -> None:
         """Put packages of this test's own environment into ``folder``, without their metadata."""

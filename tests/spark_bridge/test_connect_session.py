@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import threading
@@ -21,7 +22,7 @@ from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, LISTENER_CLASS, jar_by
 from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect import remote_session
 from spark_bridge.connect.opening import OPEN_TAG, Artifact, Installed, Wanted, opening_of
-from spark_bridge.connect.remote_session import BESIDE, HERE, RemoteSession
+from spark_bridge.connect.remote_session import BESIDE, HERE, Listener, RemoteSession
 from spark_bridge.driver import shipping
 from spark_bridge.task_entry import ACTION_TAG, ExecutorLook
 
@@ -412,6 +413,22 @@ def test_a_server_that_refuses_functions_or_queries_is_refused_with_its_words() 
     session.fails = {"sql": RuntimeError("no queries\nstack"), "drop": RuntimeError("neither")}
     with pytest.raises(ConnectRefused, match=r"could not be opened on the server: no queries\. The server's log"):
         with_an_artifact(session)
+
+
+@pytest.mark.parametrize(
+    ("listener", "advice"),
+    [
+        (HERE, r"and set SidecarConfig\(addresses=Addresses\(relay_secret_file=FILE\)\)$"),
+        (BESIDE, r"and give the sidecar FILE as its --secret-file, and pass relay_installed=True$"),
+    ],
+)
+def test_in_the_definitions_of_a_pipeline_the_relay_must_be_installed(listener: Listener, advice: str) -> None:
+    """Nothing that the server's administrator allows would help there."""
+    session = Session()
+    forbidden = "[SESSION_MUTATION_IN_DECLARATIVE_PIPELINE.REGISTER_JAVA_UDF] Session mutation is not allowed."
+    session.fails["register"] = RuntimeError(forbidden)
+    with pytest.raises(ConnectRefused, match=rf"\({re.escape(forbidden)}\): run `headgate connect-server.*{advice}"):
+        Artifact().open(RemoteSession(session, listener), wanted())
 
 
 @pytest.mark.parametrize("listeners", [LISTENER_CLASS, f"a.B, {LISTENER_CLASS}", f"{LISTENER_CLASS} ,a.B"])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
+from spark_bridge import command
 from tests.conftest import SHORT_LIVED_JVM
 from tests.spark.cluster import SparkProcess
 
@@ -64,6 +67,18 @@ def bare_python(folder: Path, base: Path) -> Path:
         if (here / name).exists():
             (there / name).symlink_to(here / name)
     return folder / "bin" / "python"
+
+
+def with_relay(folder: Path, *clients: str) -> tuple[str, ...]:
+    """Install the relay in ``folder``, with a secret for each client there; the options of the start that it prints."""
+    said = io.StringIO()
+    for client in clients:
+        said = io.StringIO()
+        with redirect_stdout(said):  # in this process, so that a mutant of the relay's source is in the jar
+            assert command.main(["connect-server", str(folder), "--new-client", str(folder / client)]) == 0
+    program, *words = said.getvalue().replace("\\\n", " ").split()
+    assert program == "sbin/start-connect-server.sh"
+    return tuple(words)
 
 
 @dataclass

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import io
 import re
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from headgate import Addresses, Sidecar, SidecarConfig
 from protocol.wire.keys import Holder, KeyRing, Purpose
-from spark_bridge import command
 from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect import driver
 from spark_bridge.connect import relay as connect_relay
@@ -36,7 +33,7 @@ from tests.spark.connect.foreign_jobs import (
 )
 from tests.spark.connect.jobs import Numbers, read
 from tests.spark.connect.secrets_in_texts import found_in, texts_of
-from tests.spark.connect.server import ConnectServer
+from tests.spark.connect.server import ConnectServer, with_relay
 from tests.spark.faults.own_process import SidecarProgram, attach
 from tests.spark.faults.waiting import wait_until
 from tests.spark.memory import SECRET, can_look, check
@@ -53,14 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def options(folder: Path) -> tuple[str, ...]:
     """The options that the documented command prints."""
-    said = io.StringIO()
-    for client in ("ann", "bob", "sidecar"):
-        said = io.StringIO()
-        with redirect_stdout(said):  # in this process, so that a mutant of the relay's source is in the jar
-            assert command.main(["connect-server", str(folder), "--new-client", str(folder / client)]) == 0
-    program, *words = said.getvalue().replace("\\\n", " ").split()
-    assert program == "sbin/start-connect-server.sh"
-    return tuple(words)
+    return with_relay(folder, "ann", "bob", "sidecar")
 
 
 @pytest.fixture(scope="module")
