@@ -21,6 +21,13 @@ from tests.spark_bridge.subtask.reading import NEVER_S, until_it_reads_itself
 SOCKETS = ("socket:", "anon_inode:[eventpoll]")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> None:
+    """What earlier tests have imported is not searched for garbage again after each test of a module."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_survives_the_test() -> Iterator[None]:
     sockets, interval_s = open_descriptors(*SOCKETS), sys.getswitchinterval()
