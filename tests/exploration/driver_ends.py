@@ -29,6 +29,7 @@ from protocol.attempts import (
     SubtaskReset,
 )
 from protocol.attempts.ledger import AttemptLedger
+from protocol.barrier_tracker.pending import files_of
 from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
 from protocol.gateway import types as g
@@ -36,10 +37,11 @@ from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.parts import positions
 from protocol.wire.messages import Register
+from protocol.wire.state_handles import StateHandle
 from tests.exploration import vocabulary as v
 from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
 from tests.exploration.scopes import Scope
-from tests.exploration.subtask_end import REQUEST, RUN, event_up, is_event_up
+from tests.exploration.subtask_end import REQUEST, RUN, check_files, event_up, is_event_up
 
 NO_INPUT = -1
 REFUSED = "the input of the run is refused"
@@ -167,6 +169,11 @@ class LedgerEnd:
         return LedgerFacts(self.forged >= 0, self.run, self.input, self.active, self.succeeded, self.cancelled)
 
 
+def folder(checkpoint_id: int) -> str:
+    """Where the files of a savepoint are."""
+    return f"folder {checkpoint_id}/"
+
+
 class TrackerEnd:
     """The tracker's actor, with the table of the open gateways and the writes that are under way.
 
@@ -182,6 +189,8 @@ class TrackerEnd:
         self.tracker = BarrierTracker(v.OPERATOR, scope.subtasks, config, restored, barriers_apart=scope.apart)
         self.labels = CheckpointLabels(restored) if scope.runs else None
         self.parts = scope.parts
+        self.files = scope.files
+        self.to_copy: dict[int, tuple[StateHandle, ...]] = {}
         self.held: deque[Any] = deque()  # decisions that wait for the commit of the previous run's output
         self.run_is_on = self.has_run = self.refused = False
         self.input = self.ended_well = NO_INPUT
@@ -263,7 +272,8 @@ class TrackerEnd:
         self.asked.add(self.latest)
         if savepoint:
             self.savepoints.add(self.latest)
-        self._handle(t.CheckpointTriggered(self.latest, savepoint), out)
+        target = folder(self.latest) if savepoint and self.files else ""
+        self._handle(t.CheckpointTriggered(self.latest, savepoint, target), out)
 
     def _take(self, message: Any, out: list[v.Output]) -> None:
         match message:
@@ -271,8 +281,11 @@ class TrackerEnd:
                 self._trigger(savepoint, out)
             case v.WriteEnds(checkpoint_id, stored):
                 self.writing.discard(checkpoint_id)
+                copied = {files: files._replace(manifest="copy") for files in self.to_copy.pop(checkpoint_id, ())}
                 answer = (
-                    t.CheckpointStored(checkpoint_id) if stored else t.CheckpointStoreFailed(checkpoint_id, "no space")
+                    t.CheckpointStored(checkpoint_id, copied)
+                    if stored
+                    else t.CheckpointStoreFailed(checkpoint_id, "no space")
                 )
                 out.append((v.To.TRACKER, answer))
             case v.DiscardEnds(checkpoint_id):
@@ -313,20 +326,24 @@ class TrackerEnd:
                 self._tell(attempt, g.CloseRequested(checkpoint_id), out)
             case t.ReopenSubtask(attempt, checkpoint_id):
                 self._tell(attempt, g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
-            case t.SnapshotCoordinator(checkpoint_id):
+            case t.SnapshotCoordinator(checkpoint_id, target):
                 if self.labels is not None:
                     self.begun[checkpoint_id] = self.input, self.ended_well
-                out.append((v.To.COORDINATOR, v.Snapshot(checkpoint_id)))
+                out.append((v.To.COORDINATOR, v.Snapshot(checkpoint_id, target)))
             case t.CollectRecorded():
                 out.append((v.To.COORDINATOR, effect))
-            case t.StoreCheckpoint(checkpoint):
+            case t.StoreCheckpoint(checkpoint, savepoint, to_copy):
                 self._check(checkpoint)
+                if self.files:
+                    self._check_copies(checkpoint, savepoint, to_copy)
+                    self.to_copy[checkpoint.checkpoint_id] = to_copy
                 self.writing.add(checkpoint.checkpoint_id)
                 if self.keeps and self.labels is not None:
                     labelled = replace(checkpoint, label=self.labels.of(checkpoint.checkpoint_id))
                     self.stored[checkpoint.checkpoint_id] = labelled
             case t.DiscardCheckpoint(checkpoint_id, savepoint):
                 self.writing.discard(checkpoint_id)
+                self.to_copy.pop(checkpoint_id, None)
                 if not savepoint:
                     self.discarding.add(checkpoint_id)
             case t.NotifyCheckpointDiscarded(checkpoint_id):
@@ -338,7 +355,7 @@ class TrackerEnd:
                 self._tell(attempt, effect, out)
             case t.RaiseGlobalFailure(cause):
                 out.append((v.To.BRIDGE, GlobalFailureRaised(v.OPERATOR, cause)))
-            case t.ReportStale() | t.TriggerCheckpoint():
+            case t.ReportStale() | t.TriggerCheckpoint() | t.AwaitUploads():
                 pass
             case _:
                 self._tell_coordinator(effect, out)
@@ -409,6 +426,7 @@ class TrackerEnd:
                 task, sent, received, got, _ = map(int, snapshot.states[0].state.split(b":")[:5])
                 own = snapshot.states[0].subtask
                 v.demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
+                check_files(snapshot.states[0], self.files)
                 known = self.tracker._restore_point()
                 same = known is not None and known.subtask_states.get(subtask) == snapshot
                 late = task in self.over and not same
@@ -428,6 +446,16 @@ class TrackerEnd:
                 "H32",
                 f"{name}: {snapshot.events_sent} events left, {came} came",
             )
+
+    def _check_copies(
+        self, checkpoint: t.CompletedCheckpoint, savepoint: bool, to_copy: tuple[StateHandle, ...]
+    ) -> None:
+        """What is stored needs no file of a savepoint, except its own (H193)."""
+        own, name = folder(checkpoint.checkpoint_id), f"checkpoint {checkpoint.checkpoint_id}"
+        for files in files_of(checkpoint):
+            inside = files.manifest.startswith(own)
+            v.demand(inside or not files.manifest.startswith("folder"), "H193", f"{name} has {files}")
+            v.demand((files in to_copy) == (savepoint and not inside), "H193", f"{name} has {files}, copies {to_copy}")
 
     def facts(self) -> TrackerFacts:
         return TrackerFacts(self)

@@ -46,6 +46,7 @@ class Budget(IntEnum):
     RUNS = 9
     INTERRUPTIONS = 10
     RESTARTS = 11
+    UPLOAD_FAILURES = 12
 
 
 NEVER_ENDED = (Life.WAITING, Life.RUNNING, Life.LEAVING)
@@ -104,7 +105,7 @@ class World:
             task.run_id = RUN + self.run_of(slot)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
             task.abandons, task.parts, task.permits = scope.abandons, scope.parts, scope.permits
-            task.limit, task.ordered = scope.in_flight, scope.ordered
+            task.limit, task.ordered, task.files = scope.in_flight, scope.ordered, scope.files
             task.greeted, task.start_is_lost, task.has_urgent = scope.greets, scope.lost_starts, scope.urgent
             state += [
                 self.gateways.number(GatewayEnd(slot, scope)),

@@ -10,14 +10,14 @@ import pytest
 
 from protocol import file_retention as r
 from protocol.errors import LocalProtocolError
-from protocol.file_retention import FileOrigin, FileRetention, UploadedFiles, file_name, origin_of
+from protocol.file_retention import FileOrigin, FileRetention, UploadedFiles, origin_of
 from tests.protocol.refusals import unchanged
 
 EPOCH = 4
 
 
 def named(checkpoint_id: int, number: int | str = 0, epoch: int = EPOCH) -> str:
-    return file_name(FileOrigin(checkpoint_id, epoch), "ab", 1, 100, "cd", number)
+    return r.file_name(FileOrigin(checkpoint_id, epoch), "ab", 1, 100, "cd", number)
 
 
 def tell(retention: FileRetention, *inputs: r.RetentionInput) -> list[r.RetentionEffect]:
@@ -47,21 +47,21 @@ def complete(retention: FileRetention, checkpoint_id: int, *names: str, removed:
 
 
 def test_a_name_says_where_the_file_is_from_and_fits_into_a_handle() -> None:  # H191
-    name = file_name(FileOrigin(2**53 - 1, 2**31 - 1), "a" * 16, 99_999, 2**53, "b" * 16, "manifest")
+    name = r.file_name(FileOrigin(2**53 - 1, 2**31 - 1), "a" * 16, 99_999, 2**53, "b" * 16, "manifest")
     assert origin_of(name) == FileOrigin(2**53 - 1, 2**31 - 1)
 
 
 def test_what_differs_is_in_the_name() -> None:  # H191
     origin = FileOrigin(7, 1)
     names = {
-        file_name(origin, "ab", 1, 100, "cd", 0),
-        file_name(origin, "ac", 1, 100, "cd", 0),
-        file_name(origin, "ab", 2, 100, "cd", 0),
-        file_name(origin, "ab", 1, 101, "cd", 0),
-        file_name(origin, "ab", 1, 100, "ce", 0),
-        file_name(origin, "ab", 1, 100, "cd", 1),
-        file_name(FileOrigin(8, 1), "ab", 1, 100, "cd", 0),
-        file_name(FileOrigin(7, 2), "ab", 1, 100, "cd", 0),
+        r.file_name(origin, "ab", 1, 100, "cd", 0),
+        r.file_name(origin, "ac", 1, 100, "cd", 0),
+        r.file_name(origin, "ab", 2, 100, "cd", 0),
+        r.file_name(origin, "ab", 1, 101, "cd", 0),
+        r.file_name(origin, "ab", 1, 100, "ce", 0),
+        r.file_name(origin, "ab", 1, 100, "cd", 1),
+        r.file_name(FileOrigin(8, 1), "ab", 1, 100, "cd", 0),
+        r.file_name(FileOrigin(7, 2), "ab", 1, 100, "cd", 0),
     }
     assert len(names) == 8
 
@@ -78,7 +78,7 @@ def test_a_file_that_is_not_ours_has_no_origin_and_is_left_alone(name: str) -> N
 
 def test_a_name_that_could_not_be_read_again_is_not_made() -> None:
     with pytest.raises(ValueError, match="must be a relative path"):
-        file_name(FileOrigin(7, 1), "ab", 1, 100, "c d", 0)
+        r.file_name(FileOrigin(7, 1), "ab", 1, 100, "c d", 0)
 
 
 # --- the start ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from random import Random
 import pytest
 
 from protocol import file_retention as r
-from protocol.file_retention import FileOrigin, FileRetention, UploadedFiles, file_name
+from protocol.file_retention import FileOrigin, FileRetention, UploadedFiles
 
 SUBTASKS = 2
 Part = dict[int, tuple[str, int]]
@@ -59,6 +59,7 @@ class Attempt:
         self.to_restore = list((base or {}).items())
         self.ready = base is None
         self.elsewhere = elsewhere
+        self.before: list[tuple[int, int]] = []  # files that it has had
         self.uploaded = UploadedFiles()
         self.snapshots: dict[int, Snapshot] = {}
         self.writing: dict[tuple[int, int], str] = {}  # by checkpoint and path
@@ -88,9 +89,14 @@ class Attempt:
 
     def change(self) -> None:
         """Write one file again under its path, or another one, as an embedded store does."""
-        paths = sorted(self.local)
-        path = self.world.random.choice([*paths, paths[-1] + 1])
-        self.local[path] = self.world.count()
+        random, paths = self.world.random, sorted(self.local)
+        self.before += self.local.items()
+        if random.random() < 0.4:  # a file comes back that the store had dropped
+            path, content = random.choice(self.before[-12:])
+            self.local[path] = content
+        else:
+            path = random.choice([*paths, paths[-1] + 1])
+            self.local[path] = self.world.count()
         if len(self.local) > 3:
             del self.local[paths[0]]
 
@@ -122,7 +128,7 @@ class Attempt:
             snapshot.named[path] = known, identity[1]
         elif name is None:
             origin = FileOrigin(checkpoint_id, self.driver.epoch)
-            name = file_name(origin, self.driver.token, self.subtask, self.task, self.nonce, self.uploads)
+            name = r.file_name(origin, self.driver.token, self.subtask, self.task, self.nonce, self.uploads)
             self.writing[checkpoint_id, path] = f"{snapshot.target}{name}"
             self.uploads += 1
         else:

@@ -326,12 +326,13 @@ def test_files_that_are_stored_while_the_coordinator_is_asked_are_kept() -> None
         SubtaskReady(A),
         b.CheckpointTriggered(5),
         b.CoordinatorSnapshotTaken(5, b"c"),
-        acknowledged(A, 5),
+        acknowledged(A, 5, events_sent=(1,)),
         b.SubtaskStateStored(A, 5, HANDLE),
     ):
         tracker.handle(input, 0.0)
     tracker.check_invariants()
-    assert stored(tracker.handle(b.RecordedCollected(5), 0.0)).subtask_states[0].states[0].files == HANDLE
+    collected = b.RecordedCollected(5, {100: (m.HeldEvent(0, b"recorded"),)})
+    assert stored(tracker.handle(collected, 0.0)).subtask_states[0].states[0].files == HANDLE
 
 
 def test_an_upload_that_fails_counts_as_a_failure_of_its_checkpoint_alone() -> None:  # H45
@@ -379,7 +380,7 @@ def test_an_attempt_that_fails_gives_up_what_is_uploaded_and_what_is_stored(phas
     assert kinds(rest) == [*([b.DiscardCheckpoint] if aborted.in_doubt else []), SubtaskFailed]
 
 
-def test_a_final_state_is_no_substitute_for_files_of_an_earlier_cut() -> None:
+def test_a_final_state_does_not_replace_the_files_of_an_earlier_cut() -> None:
     """H190: it is of a later moment, so the checkpoint would be torn."""
     dialogue = a_waiting_dialogue(tolerated_failures=1)
     effects = dialogue.tell(b.SubtaskFinalState(A, b"later", (), handle("later")))
@@ -410,7 +411,7 @@ def test_a_savepoint_copies_what_was_not_stored_in_it() -> None:  # H193
     assert kinds(dialogue.tell(b.CheckpointStored(5, copied))) == [b.EndSavepoint]
 
 
-def test_a_checkpoint_copies_nothing_of_its_own_application() -> None:
+def test_a_checkpoint_copies_nothing_that_the_application_has_stored_itself() -> None:
     dialogue = Dialogue().run(A, B)
     a_finished(dialogue, handle("final"))
     dialogue.cut(5, B).tell(acknowledged(B, 5))
