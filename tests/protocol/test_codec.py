@@ -207,7 +207,7 @@ def test_lists_inside_an_entry_take_no_more_memory_than_entries_may() -> None:  
     tree = b"\x90"
     while len(tree) < 200_000:
         tree = b"\x93" + tree * 3
-    body = b"\x98\x0f\x07\x01\x01\xc4\x00\xdc\x00\x10" + tree * 16 + b"\x00\x00"
+    body = b"\x99\x0f\x07\x01\x01\xc4\x00\xdc\x00\x10" + tree * 16 + b"\xc4\x00\x00\xc2"
 
     def refused(data: bytes) -> None:
         with pytest.raises(RemoteProtocolError, match=r"held must hold lists of single values"):
