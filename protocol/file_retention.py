@@ -39,8 +39,9 @@ delete: files that no mark has, of before the last sweep. If it names one, it is
 *Savepoints.* The files of a savepoint are its own, in a folder of the user's (H193), and are not seen here. But it may
 have to copy some of ours. So it begins, and names what it copies, like a checkpoint. When it is over, it needs nothing.
 
-*The last state* of a subtask that has finished is in every later checkpoint of its run. Its files have the id after the
-highest that the task has seen: then each completion that could sweep them is one of a checkpoint that has them.
+*The last state* of a subtask that has finished is in every later checkpoint of its run, and no barrier says which one is
+the first. So its files have the highest id there is (``LAST_STATE``): no sweep of this application deletes them, and a
+later one does if no kept checkpoint names them.
 
 Effects must be carried out in order.
 """
@@ -57,6 +58,7 @@ from protocol.values import value
 from protocol.wire.state_handles import check_file_name
 
 __all__ = [
+    "LAST_STATE",
     "AllowStore",
     "CheckpointBegan",
     "CheckpointDurable",
@@ -85,6 +87,9 @@ __all__ = [
 
 BATCH_MAX = 256
 """How many files are deleted after one look at the claim."""
+
+LAST_STATE = 2**53 - 1
+"""The id in the names of the files of a last state: that of no checkpoint, because ids end there."""
 
 _NAME = re.compile(
     r"([1-9][0-9]{0,18})-([0-9]{1,10})-([0-9a-f]{1,64})/([0-9]{1,10})-([0-9]{1,19})-([0-9a-f]{1,64})-(\w+)"

@@ -11,6 +11,7 @@ import pytest
 from protocol import file_retention as r
 from protocol.errors import LocalProtocolError
 from protocol.file_retention import FileOrigin, FileRetention, UploadedFiles, origin_of
+from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX
 from tests.protocol.refusals import unchanged
 
 EPOCH = 4
@@ -234,6 +235,15 @@ def test_a_savepoint_that_copies_keeps_what_it_copies_until_it_is_over() -> None
     assert complete(retention, 8, named(8), removed=(5,)) == []
     assert tell(retention, r.CheckpointGivenUp(7)) == [r.ListFiles()]
     assert tell(retention, r.FilesListed((named(5, 0, 3), named(8)))) == [r.ConfirmClaim()]
+
+
+def test_the_files_of_a_last_state_stay_until_another_application_begins() -> None:  # H47
+    retention = started()
+    last = named(r.LAST_STATE), named(r.LAST_STATE, 0, epoch=3)
+    complete(retention, 7, last[0])
+    assert tell(retention, r.FilesListed(last)) == [r.ConfirmClaim()]
+    assert tell(retention, r.ClaimConfirmed(held=True)) == [r.DeleteFiles(last[1:])]
+    assert CHECKPOINT_ID_MAX == r.LAST_STATE
 
 
 def test_inputs_out_of_turn_are_refused() -> None:

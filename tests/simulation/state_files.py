@@ -20,7 +20,6 @@ from protocol import file_retention as r
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.file_retention import FileOrigin, FileRetention, UploadedFiles
 from protocol.subtask import types as s
-from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX
 from protocol.wire.messages import SubtaskState
 from protocol.wire.state_handles import StateHandle
 from tests.simulation.application import own_state
@@ -115,9 +114,9 @@ class TaskFiles:
     def final(self) -> StateHandle:
         """Store the files of the last state. They have the highest id, so this application never sweeps them."""
         upload = Upload(self._contents())
-        while self._store_one(CHECKPOINT_ID_MAX, upload):
+        while self._store_one(r.LAST_STATE, upload):
             pass
-        return self._store_manifest(CHECKPOINT_ID_MAX, upload)
+        return self._store_manifest(r.LAST_STATE, upload)
 
     def die(self) -> None:
         """What the task had begun to write may still arrive."""
