@@ -39,7 +39,7 @@ delete: files that no mark has, of before the last sweep. If it names one, it is
 *Savepoints.* The files of a savepoint are its own, in a folder of the user's (H193), and are not seen here. But it may
 have to copy some of ours. So it begins, and names what it copies, like a checkpoint. When it is over, it needs nothing.
 
-*The last state* of a subtask that has finished is in every later checkpoint of its run, and no barrier says which one is
+*The last state* of a subtask that has finished is in every later checkpoint of its run, and no barrier says which is
 the first. So its files have the highest id there is (``LAST_STATE``): no sweep of this application deletes them, and a
 later one does if no kept checkpoint names them.
 
