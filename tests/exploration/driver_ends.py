@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from actors.coordination.engine.inputs import ActionId, CheckpointLabels, InputPosition
 from protocol import barrier_tracker as t
+from protocol import file_retention as r
 from protocol.attempts import (
     AttemptAccepted,
     CancelJobs,
@@ -32,6 +33,7 @@ from protocol.attempts.ledger import AttemptLedger
 from protocol.barrier_tracker.pending import files_of
 from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
+from protocol.file_retention import FileRetention
 from protocol.gateway import types as g
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
@@ -191,6 +193,13 @@ class TrackerEnd:
         self.parts = scope.parts
         self.files = scope.files
         self.to_copy: dict[int, tuple[StateHandle, ...]] = {}
+        self.retention: FileRetention | None = None
+        self.disk: frozenset[str] = frozenset()  # the files that are stored
+        self.sweeps = False  # the retention waits for a list of them
+        if scope.sweeps:
+            self.retention = FileRetention(1)
+            self._retain(r.RestoreChosen({}), r.RestoreRecorded(), r.FilesListed(()))
+            self.sweeps = False
         self.held: deque[Any] = deque()  # decisions that wait for the commit of the previous run's output
         self.run_is_on = self.has_run = self.refused = False
         self.input = self.ended_well = NO_INPUT
@@ -267,8 +276,27 @@ class TrackerEnd:
         text = f"input {input} is refused after checkpoint {self.complete} of input {theirs}, of which {done} is done"
         v.demand(rightly, "H174", f"{text}: {why}")
 
+    def _retain(self, *inputs: r.RetentionInput) -> None:
+        """Tell the retention of files, and do what it says; only a sweep waits for its step."""
+        if self.retention is None:
+            return
+        for input in inputs:
+            for effect in self.retention.handle(input):
+                match effect:
+                    case r.RefuseStore():
+                        v.demand(False, "H190", f"{effect}, and every task keeps the rules")
+                    case r.ListFiles():
+                        self.sweeps = True
+                    case r.ConfirmClaim():
+                        self._retain(r.ClaimConfirmed(held=True))
+                    case r.DeleteFiles(names):
+                        self.disk -= set(names)
+                        self._retain(r.FilesDeleted())
+            self.retention.check_invariants()
+
     def _trigger(self, savepoint: bool, out: list[v.Output]) -> None:
         self.latest += 1
+        self._retain(r.CheckpointBegan(self.latest + 1))
         self.asked.add(self.latest)
         if savepoint:
             self.savepoints.add(self.latest)
@@ -288,6 +316,11 @@ class TrackerEnd:
                     else t.CheckpointStoreFailed(checkpoint_id, "no space")
                 )
                 out.append((v.To.TRACKER, answer))
+            case v.FileStored(name):
+                self.disk |= {name}
+            case v.Sweep():
+                self.sweeps = False
+                self._retain(r.FilesListed(tuple(sorted(self.disk))))
             case v.DiscardEnds(checkpoint_id):
                 self.discarding.discard(checkpoint_id)
                 out.append((v.To.TRACKER, t.CheckpointDiscarded(checkpoint_id)))
@@ -336,6 +369,8 @@ class TrackerEnd:
                 self._check(checkpoint)
                 if self.files:
                     self._check_copies(checkpoint, savepoint, to_copy)
+                    names = self._check_disk(checkpoint)
+                    self._retain(r.FilesNamed(checkpoint.checkpoint_id + 1, names))
                     self.to_copy[checkpoint.checkpoint_id] = to_copy
                 self.writing.add(checkpoint.checkpoint_id)
                 if self.keeps and self.labels is not None:
@@ -347,10 +382,13 @@ class TrackerEnd:
                 if not savepoint:
                     self.discarding.add(checkpoint_id)
             case t.NotifyCheckpointDiscarded(checkpoint_id):
+                self._retain(r.DoubtEnded(checkpoint_id + 1))
                 out.append((v.To.COORDINATOR, v.Discarded(checkpoint_id)))
             case t.NotifyCheckpointComplete() | t.NotifyCheckpointAborted() | t.EndSavepoint() | t.RefuseCheckpoint():
                 self._end_checkpoint(effect, out)
-            case t.RestoreAttempt(attempt=attempt):
+            case t.RestoreAttempt(attempt=attempt, states=states):
+                missing = {state.files.manifest for state in states if state.files} - self.disk
+                v.demand(self.retention is None or not missing, "H190", f"{attempt} is to restore {missing}")
                 self.open.add(attempt.task_attempt_id)
                 self._tell(attempt, effect, out)
             case t.RaiseGlobalFailure(cause):
@@ -395,6 +433,8 @@ class TrackerEnd:
             case t.NotifyCheckpointComplete():
                 v.demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
                 self.complete = checkpoint_id
+                older = tuple(n + 1 for n in range(checkpoint_id))
+                self._retain(r.CheckpointDurable(checkpoint_id + 1), r.RecordsRemoved(older))
                 self.stored = {n: one for n, one in self.stored.items() if n >= checkpoint_id}
                 self.begun = {n: one for n, one in self.begun.items() if n >= checkpoint_id}
                 if self.labels is not None:
@@ -405,12 +445,13 @@ class TrackerEnd:
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.SAVEPOINT), out)
                 out.append((v.To.COORDINATOR, v.SavepointEnded(checkpoint_id)))
             case t.NotifyCheckpointAborted(in_doubt=in_doubt):
+                self._retain(r.CheckpointGivenUp(checkpoint_id + 1, in_doubt))
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
                 out.append((v.To.COORDINATOR, v.CheckpointEnded(checkpoint_id, False, in_doubt)))
                 if not in_doubt:
                     out.append((v.To.COORDINATOR, v.Discarded(checkpoint_id)))
             case t.RefuseCheckpoint():
-                pass
+                self._retain(r.CheckpointGivenUp(checkpoint_id + 1))
 
     # --- the invariant of the contract ---
 
@@ -447,6 +488,13 @@ class TrackerEnd:
                 f"{name}: {snapshot.events_sent} events left, {came} came",
             )
 
+    def _check_disk(self, checkpoint: t.CompletedCheckpoint) -> frozenset[str]:
+        """What is written is stored (H190); return the names of its files."""
+        names = frozenset(files.manifest for files in files_of(checkpoint))
+        missing = names - self.disk
+        v.demand(self.retention is None or not missing, "H190", f"{checkpoint.checkpoint_id} needs {missing}")
+        return names
+
     def _check_copies(
         self, checkpoint: t.CompletedCheckpoint, savepoint: bool, to_copy: tuple[StateHandle, ...]
     ) -> None:
@@ -464,10 +512,11 @@ class TrackerEnd:
 class TrackerFacts:
     """The parts of the tracker's state that steps depend on."""
 
-    __slots__ = ("abortable", "committed", "complete", "discarding", "idle", "open", "restorable", "writing")
+    __slots__ = ("abortable", "committed", "complete", "discarding", "idle", "open", "restorable", "sweeps", "writing")
 
     def __init__(self, end: TrackerEnd) -> None:
         self.open = frozenset(end.open)
+        self.sweeps = end.sweeps
         self.writing = tuple(sorted(end.writing))
         self.discarding = tuple(sorted(end.discarding))
         self.restorable = frozenset(n for n in end.discarding | end.writing if n > end.complete) - end.savepoints

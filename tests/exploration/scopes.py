@@ -36,7 +36,8 @@ class Scope:
     ``in_flight``: the operator is an async stage with so many records at a time, one for each upward event, which is
     sent as the result leaves (H180, H181); 0: it is not. ``ordered``: results leave in the order of the records.
     ``files``: a part of each state is in files, which are uploaded after the snapshot (H190, H192);
-    ``upload_failures``: how many uploads fail.
+    ``upload_failures``: how many uploads fail. ``sweeps``: a file that has not changed is named again, and the driver
+    deletes what nothing needs; only with one subtask, because the names of files say whose they are.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Scope:
     in_flight: int = 0
     ordered: bool = False
     files: bool = False
+    sweeps: bool = False
     mode: RestoreMode = RestoreMode.STREAMING
 
     @property
@@ -344,6 +346,23 @@ _ALL = (
     Scope("files-upload-fails", "an upload fails", 1, 1, 1, 0, 2, 2, upload_failures=1, files=True),
     Scope("files-aborts", "an upload outlives an abort", 1, 1, 1, 0, 1, 2, aborts=1, files=True),
     Scope("files-finish", "a task that finishes during its upload", 1, 2, 1, 0, failures=1, finishes=True, files=True),
+    Scope(
+        "sweeps", "what nothing needs is deleted; an abort (H190)", 1, 1, 1, 0, 1, 3, aborts=1, files=True, sweeps=True
+    ),
+    Scope(
+        "sweeps-doubt",
+        "the storage fails, and the task dies and restores",
+        1,
+        2,
+        1,
+        0,
+        1,
+        2,
+        failures=1,
+        store_failures=1,
+        files=True,
+        sweeps=True,
+    ),
     Scope("files-two", "two subtasks, one dies", 2, 2, 1, 0, failures=1, files=True),
     Scope(
         "files-savepoint", "a savepoint, whose files are its own (H193)", 2, 1, 0, 0, 1, 0, 1, finishes=True, files=True

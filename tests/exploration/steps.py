@@ -214,6 +214,8 @@ class Steps:
         if budgets[Budget.ABORTS]:
             for abort in facts.abortable:
                 yield Step("the tracker:", -1, number(abort), Budget.ABORTS)
+        if facts.sweeps:
+            yield Step("the tracker:", -1, number(v.Sweep()))
         for checkpoint_id in facts.discarding:
             yield Step("the tracker:", -1, number(v.DiscardEnds(checkpoint_id)))
         for checkpoint_id in facts.writing:

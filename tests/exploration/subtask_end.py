@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from protocol.attempts import RegistrationArrived
 from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
+from protocol.file_retention import FileOrigin, UploadedFiles, file_name
 from protocol.gateway.inbound import OF_CHECKPOINT
 from protocol.in_flight import Flight, InFlight
 from protocol.machine import TimePassed
@@ -99,6 +100,7 @@ class SubtaskEnd:
         self.known: frozenset[int] = frozenset()
         self.files = False  # of the scope
         self.uploads: dict[int, StateHandle] = {}
+        self.uploaded: UploadedFiles | None = None  # if files are named again
         self.to_ask = 0  # permits, by this attempt
         self.awaits_permit = False
         self.run_id = RUN
@@ -174,6 +176,8 @@ class SubtaskEnd:
                 self._meet_barrier(declines, sends, out)
             case v.EndUpload(checkpoint_id, stored):
                 handle = self.uploads.pop(checkpoint_id)
+                if stored and self.uploaded is not None:
+                    handle = handle._replace(manifest=self._store(checkpoint_id, handle.size, out))
                 ended = s.StateUploaded(checkpoint_id, handle) if stored else s.UploadFailed(checkpoint_id, "no space")
                 self._handle(ended, out)
             case v.CameApart(checkpoint_id, item_before, events_before):
@@ -220,6 +224,7 @@ class SubtaskEnd:
         self.stage, self.taken, self.left, self.known = None, 0, (), frozenset()
         self.open_calls.clear()
         self.uploads = {}
+        self.uploaded = None
         self.urgent.clear()
         self.expected = {}
         out.append((v.To.BRIDGE, TaskEnded(self.task, self.run_id, 0, self.subtask, self.number, outcome)))
@@ -234,6 +239,8 @@ class SubtaskEnd:
             _, self.sent, self.received, self.got, input = map(int, counts[:5])
             self._restore_flights(*counts[5:])
             check_files(state, self.files)
+            if self.uploaded is not None and state.files is not None:
+                self.uploaded.restored([(self.sent, state.files.manifest)])
             self.restored = (*self.restored, input)
         self.begins_again = message.input_begins_again
         for place, event in enumerate(message.held):
@@ -395,6 +402,17 @@ class SubtaskEnd:
         """The handle of the files that the state has now. It says which task stored them, and at which cut."""
         return StateHandle(name, self.sent, b"", self.received, self.task) if self.files else None
 
+    def _store(self, checkpoint_id: int, content: int, out: list[v.Output]) -> str:
+        """Return the name of a file with this content, which may be stored already."""
+        assert self.uploaded is not None
+        name = self.uploaded.find(content)
+        if name is None:
+            name = file_name(FileOrigin(checkpoint_id + 1, 1), "a", self.subtask, self.task, "0", checkpoint_id)
+            self.uploaded.stored(content, name, checkpoint_id)
+            out.append((v.To.TRACKER, v.FileStored(name)))
+        self.uploaded.manifest_stored(checkpoint_id, [name])
+        return name
+
     def _handle_mail(self) -> None:
         """Handle everything before the next barrier."""
         while not self.in_barrier and self.mailbox and not isinstance(self.mailbox[0], s.MailboxBarrier):
@@ -424,6 +442,9 @@ class SubtaskEnd:
             elif isinstance(item, s.MailboxCompleted | s.MailboxAborted):
                 stopped = item.checkpoint_id not in self.uploads
                 v.demand(stopped, "H190", f"task {self.task} uploads for {item.checkpoint_id}, which is over")
+                if self.uploaded is not None:
+                    done = isinstance(item, s.MailboxCompleted)
+                    (self.uploaded.completed if done else self.uploaded.aborted)(item.checkpoint_id)
 
     def _put(self, item: s.MailboxItem) -> None:
         if isinstance(item, s.MailboxEvent):

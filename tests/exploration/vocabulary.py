@@ -270,6 +270,18 @@ class EndUpload:
 
 
 @dataclass(frozen=True)
+class FileStored:
+    """The tracker's mailbox: a file is in the storage."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The driver lists the files, and deletes those that nothing needs."""
+
+
+@dataclass(frozen=True)
 class Trigger:
     savepoint: bool = False
 

@@ -106,7 +106,7 @@ sweeps-at-an-abort [model; H190]
   The files of an aborted checkpoint are deleted before a later one completes.
   @ protocol.file_retention:FileRetention._abort
   - self._pending.discard(checkpoint_id)
-  + self._pending.discard(checkpoint_id); self._completed = max(self._completed, checkpoint_id); \
+  + self._pending.discard(checkpoint_id); self._completed = max(self._completed, checkpoint_id + 1); \
   + self._due = self._latest
 writes-what-may-be-gone [model; H190]
   A checkpoint is written although it names files that a sweep may have deleted.
