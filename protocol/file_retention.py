@@ -48,7 +48,6 @@ Effects must be carried out in order.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable
 from enum import Enum
 from typing import Any, NamedTuple
@@ -91,9 +90,8 @@ BATCH_MAX = 256
 LAST_STATE = 2**53 - 1
 """The id in the names of the files of a last state: that of no checkpoint, because ids end there."""
 
-_NAME = re.compile(
-    r"([1-9][0-9]{0,18})-([0-9]{1,10})-([0-9a-f]{1,64})/([0-9]{1,10})-([0-9]{1,19})-([0-9a-f]{1,64})-(\w+)"
-)
+_DIGITS = frozenset("0123456789")
+_HEX = frozenset("0123456789abcdef")
 
 
 class FileOrigin(NamedTuple):
@@ -115,8 +113,18 @@ def file_name(origin: FileOrigin, token: str, subtask: int, task_attempt_id: int
 
 def origin_of(name: str) -> FileOrigin | None:
     """Return what the name of a file says about its origin. None for a file that is not ours, which is left alone."""
-    match = _NAME.fullmatch(name)
-    return None if match is None else FileOrigin(int(match[1]), int(match[2]))
+    pieces = name.replace("/", "-", 1).split("-")
+    if len(pieces) != 7 or name.count("/") != 1:
+        return None
+    checkpoint_id, epoch, token, subtask, task_attempt_id, nonce, number = pieces
+    if pieces[:3] != name.partition("/")[0].split("-") or not (number.isascii() and number.isalnum()):
+        return None
+    numbers = (checkpoint_id, 19), (epoch, 10), (subtask, 10), (task_attempt_id, 19)
+    if not all(0 < len(digits) <= most and _DIGITS.issuperset(digits) for digits, most in numbers):
+        return None
+    if not all(0 < len(word) <= 64 and _HEX.issuperset(word) for word in (token, nonce)) or checkpoint_id[0] == "0":
+        return None
+    return FileOrigin(int(checkpoint_id), int(epoch))
 
 
 # --- inputs -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ handle may come from a task or from a file, so a name can point to nothing outsi
 
 from __future__ import annotations
 
-import re
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ DIGEST_BYTES = 32
 
 _HEAD = Struct(">BQ32sQIHH")
 HANDLE_BYTES_MAX = _HEAD.size + FILE_NAME_CHARS_MAX
-_FILE_NAME = re.compile(r"(?!\.{1,2}(?:/|\Z))[\w.=-]+(?:/(?!\.{1,2}(?:/|\Z))[\w.=-]+)*", re.ASCII)
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.=-")
 
 
 class StateHandle(NamedTuple):
@@ -75,9 +74,14 @@ def check_file_name(name: Any) -> str:
         raise ValueError(f"must be a string, is {type_name(name)}")
     if not 0 < len(name) <= FILE_NAME_CHARS_MAX:
         raise ValueError(f"must have 1 to {FILE_NAME_CHARS_MAX} characters, has {len(name)}")
-    if _FILE_NAME.fullmatch(name) is None:
+    if not all(map(_is_part, name.split("/"))):
         raise ValueError(f"must be a relative path of letters, digits, '_', '.', '=' and '-', is {name!r}")
     return name
+
+
+def _is_part(part: str) -> bool:
+    """Whether this may stand between two slashes."""
+    return part not in ("", ".", "..") and _LETTERS.issuperset(part)
 
 
 def pack_handle(handle: StateHandle) -> bytes:

@@ -93,7 +93,7 @@ reuses-by-name [model; H191]
 names-are-not-checked [feared; H191]
   The name of a manifest may lead out of the folder of the files.
   @ protocol.wire.state_handles:check_file_name
-  F if _FILE_NAME.fullmatch(name) is None:
+  F if not all(map(_is_part, name.split("/"))):
 forgets-nothing [model; H190]
   After a completion, a task still names files that are in no state of it.
   @ protocol.file_retention:UploadedFiles.completed

@@ -68,7 +68,20 @@ def test_what_differs_is_in_the_name() -> None:  # H191
 
 
 @pytest.mark.parametrize(
-    "name", ["", "x", "7-1-ab", "7-1-ab/x", "0-1-ab/0-1-cd-0", "7-1-zz/0-1-cd-0", "7-1-ab/0-1-cd-0/x"]
+    "name",
+    [
+        "",
+        "x",
+        "7-1-ab",
+        "7-1-ab/x",
+        "0-1-ab/0-1-cd-0",
+        "7-1-ab-0/1-cd-0",
+        "7-1-ab/0-1-cd-a b",
+        "7-1-ab/0-x-cd-0",
+        "7-1-ab/0-1-cd-é",
+        "7-1-zz/0-1-cd-0",
+        "7-1-ab/0-1-cd-0/x",
+    ],
 )
 def test_a_file_that_is_not_ours_has_no_origin_and_is_left_alone(name: str) -> None:
     assert origin_of(name) is None
