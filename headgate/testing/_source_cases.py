@@ -130,8 +130,8 @@ def covered_by(checkpoint: CompletedCheckpoint | None) -> Counter[Any]:
     """The numbers of the records that a checkpoint covers."""
     found: Counter[Any] = Counter()
     for snapshot in {} if checkpoint is None else checkpoint.subtask_states.values():
-        for _, state in snapshot.states:
-            _, parts = split_states(state, (*STAGES, "headgate.counters"))
+        for state in snapshot.states:
+            _, parts = split_states(state.state, (*STAGES, "headgate.counters"))
             found.update(decode_event(parts["kept"]) if parts.get("kept") else [])
     return found
 

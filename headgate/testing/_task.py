@@ -14,7 +14,7 @@ from actors.coordination.engine.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
 from protocol.arguments import ANY, check_attributes, check_fields, checked
 from protocol.ids import ExecutionAttempt
-from protocol.parts import ONE_PART, OWN_PART, PartTable
+from protocol.parts import ONE_PART, OWN_PART, PartTable, inline_states
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     ConnectionAttached,
@@ -319,7 +319,8 @@ class Task:
                 self.attempt = replace(self.attempt, attempt=message.attempt)
                 self.restored_checkpoint_id = message.checkpoint_id
                 self.input_begins_again = message.input_begins_again
-                self.restored_state = message.states[0].state if message.states else None
+                states = inline_states(message.states)
+                self.restored_state = states[0][1] if states else None
                 limits = SubtaskLimits(
                     message.window_events,
                     message.window_bytes,

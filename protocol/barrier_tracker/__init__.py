@@ -29,6 +29,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.values import value
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
+from protocol.wire.state_handles import StateHandle
 
 
 @checked_names
@@ -105,10 +106,12 @@ class CheckpointTriggered:
 
     Exactly one of ``NotifyCheckpointComplete``, ``EndSavepoint``, ``NotifyCheckpointAborted`` and ``RefuseCheckpoint``
     answers it. A ``savepoint`` is stored elsewhere, completes nothing, and is not a point to restore (H49).
+    ``target``: the folder for its files (H193).
     """
 
     checkpoint_id: int
     savepoint: bool = False
+    target: str = ""
 
 
 @value
@@ -172,13 +175,32 @@ class CoordinatorSnapshotFailed:
 
 @value
 class SubtaskAcknowledged:
-    """The attempt's snapshot."""
+    """The attempt's snapshot. ``state_follows``: ``SubtaskStateStored`` or ``SubtaskStateFailed`` follows (H192)."""
 
     attempt: ExecutionAttempt
     checkpoint_id: int
     state: bytes
     held: tuple[HeldEvent, ...] = ()
     events_sent: Positions = ()
+    state_follows: bool = False
+
+
+@value
+class SubtaskStateStored:
+    """The attempt has stored the files of its snapshot (H190)."""
+
+    attempt: ExecutionAttempt
+    checkpoint_id: int
+    handle: StateHandle
+
+
+@value
+class SubtaskStateFailed:
+    """The attempt could not store the files of its snapshot. Its valve and its gateway are open all the same."""
+
+    attempt: ExecutionAttempt
+    checkpoint_id: int
+    reason: str
 
 
 @value
@@ -192,18 +214,24 @@ class SubtaskDeclined:
 
 @value
 class SubtaskFinalState:
-    """The operator succeeded and ended with this state; nothing more comes from the attempt (H47)."""
+    """The operator succeeded and ended with this state, whose ``files`` are stored; nothing more comes from the attempt
+    (H47)."""
 
     attempt: ExecutionAttempt
     state: bytes
     events_sent: Positions = ()
+    files: StateHandle | None = None
 
 
 @value
 class CheckpointStored:
-    """The checkpoint is durable: a reader sees all of it (H50)."""
+    """The checkpoint is durable: a reader sees all of it (H50).
+
+    ``copied``: for each handle of ``StoreCheckpoint.to_copy``, that of the copy, which was stored in its place.
+    """
 
     checkpoint_id: int
+    copied: dict[StateHandle, StateHandle] = field(default_factory=dict)
 
 
 @value
@@ -237,6 +265,8 @@ TrackerInput = (
     | CoordinatorSnapshotFailed
     | RecordedCollected
     | SubtaskAcknowledged
+    | SubtaskStateStored
+    | SubtaskStateFailed
     | SubtaskDeclined
     | SubtaskFinalState
     | CheckpointStored
@@ -264,10 +294,11 @@ class SnapshotCoordinator:
     Its return closes the gateways (H40).
 
     From then on each gateway sends its barrier by itself (H78), and the attempt answers with its snapshot, which
-    reopens only its own valves (H41).
+    reopens only its own valves (H41). ``target``: what the gateways need to know of a savepoint; see ``CutReached``.
     """
 
     checkpoint_id: int
+    target: str = ""
 
 
 @value
@@ -276,6 +307,13 @@ class CollectRecorded:
 
     Everything that the subtasks had sent before their snapshots is ahead of this in the coordinator's mailbox (H79).
     """
+
+    checkpoint_id: int
+
+
+@value
+class AwaitUploads:
+    """Every snapshot is taken, and some subtasks still store the files of theirs: nothing to do but to show it."""
 
     checkpoint_id: int
 
@@ -293,10 +331,15 @@ class ReopenSubtask:
 
 @value
 class StoreCheckpoint:
-    """Write the checkpoint durably and atomically; the answer is ``CheckpointStored`` or ``CheckpointStoreFailed``."""
+    """Write the checkpoint durably and atomically; the answer is ``CheckpointStored`` or ``CheckpointStoreFailed``.
+
+    ``to_copy``: the states in it whose files are elsewhere. Copy these files first, into the savepoint, or to where
+    this application stores its own, and write the handles of the copies (H190, H193).
+    """
 
     checkpoint: CompletedCheckpoint
     savepoint: bool = False
+    to_copy: tuple[StateHandle, ...] = ()
 
 
 @value
@@ -370,6 +413,7 @@ class RestoreAttempt:
 
     ``input_begins_again``: ``states`` are of the input of the attempt's run (H174). ``partitions_before``: in how many
     partitions this input was when positions in the checkpoint were taken, if it is in another number now; otherwise 0.
+    ``elsewhere``: the files of ``states`` are still in the savepoint that this application starts from.
     """
 
     attempt: ExecutionAttempt
@@ -379,6 +423,7 @@ class RestoreAttempt:
     events_sent: Positions
     input_begins_again: bool = False
     partitions_before: int = 0
+    elsewhere: bool = False
 
 
 @value
@@ -423,6 +468,7 @@ TrackerEffect = (
     CloseSubtask
     | SnapshotCoordinator
     | CollectRecorded
+    | AwaitUploads
     | ReopenSubtask
     | StoreCheckpoint
     | DiscardCheckpoint

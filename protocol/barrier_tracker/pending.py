@@ -9,11 +9,15 @@ A checkpoint N goes through these phases (H40), and is in exactly one of them::
     ACKNOWLEDGING   each gateway sends its barrier when every event sent before the cut is confirmed (H42, H78); each
                     subtask answers with its snapshot
     COLLECTING      only if no events are held (H79): the coordinator hands over what it has recorded
+    UPLOADING       only if a subtask stores a part of its state itself (H190): until it has stored that
     STORING         the durable write
 
 Each running subtask has a part in it, which only moves forward::
 
-    AWAITING_CLOSE ─► AWAITING_ACKNOWLEDGE ─► SETTLED
+    AWAITING_CLOSE ─► AWAITING_ACKNOWLEDGE ─► AWAITING_STATE ─► SETTLED
+
+AWAITING_STATE is only for a snapshot that says so. The subtask is at work again since its snapshot (H192), so its files
+may be stored in any later phase before STORING.
 
 A phase ends when no part is left in the step that it waits for. CLOSING also waits until every lower checkpoint has
 been cut or is gone, so that the coordinator snapshots in the order of the ids (H43). An acknowledgement may be reported
@@ -28,6 +32,12 @@ snapshot may be later than the coordinator's, and what came between is recorded.
 before those that the subtask held, and ``events_sent`` becomes what the coordinator had taken at the cut. So a restore
 sends it again. It is collected when all parts are settled, in the order of the coordinator's mailbox, which then has
 everything that the subtasks had sent. A final state settles a part like a snapshot, also one that comes before the cut.
+
+**Files** (H190, H193). A state in files is a handle here. If an upload fails, the checkpoint fails. A subtask that ends
+completes its uploads before. If one did not, its state of this cut is missing, and its final state is of a later
+moment, so the checkpoint fails too. What is written must not depend on the files of others. A savepoint copies the
+files of the subtasks that did not store theirs in it: of those at rest, and of those that have finished. The first
+checkpoint after the restore of a savepoint copies the files of the subtasks at rest into the application's own storage.
 
 **Both halves must be of one cut** (H32). The coordinator's part says how many events of each attempt it covers. The
 subtask's part says how many have left. The two are compared as soon as both are known. If they differ, an event was
@@ -56,12 +66,13 @@ limited.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple, assert_never
 
 from protocol.attempts import SubtaskReady
 from protocol.barrier_tracker import (
+    AwaitUploads,
     CheckpointConfig,
     CheckpointDiscarded,
     CheckpointStored,
@@ -86,6 +97,8 @@ from protocol.barrier_tracker import (
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskSnapshot,
+    SubtaskStateFailed,
+    SubtaskStateStored,
     TrackerEffect,
 )
 from protocol.describing import type_name
@@ -96,6 +109,7 @@ from protocol.subtask.outbound import HELD_OVERHEAD_BYTES
 from protocol.subtask.types import snapshot_bytes_max
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import HeldEvent, Positions, SubtaskState
+from protocol.wire.state_handles import StateHandle
 
 
 def _shown(counts: Positions) -> str:
@@ -111,6 +125,7 @@ class Phase(Enum):
     SNAPSHOTTING = "snapshotting"
     ACKNOWLEDGING = "acknowledging"
     COLLECTING = "collecting"
+    UPLOADING = "uploading"
     STORING = "storing"
 
 
@@ -119,7 +134,8 @@ class Step(IntEnum):
 
     AWAITING_CLOSE = 0
     AWAITING_ACKNOWLEDGE = 1
-    SETTLED = 2
+    AWAITING_STATE = 2
+    SETTLED = 3
 
 
 class Verdict(Enum):
@@ -133,21 +149,23 @@ class Verdict(Enum):
 
 # In Python 3.11, looking up an attribute of an Enum class takes ten times as long as looking up a global name.
 _CLOSING, _ACKNOWLEDGING = Phase.CLOSING, Phase.ACKNOWLEDGING
-_AWAITING_CLOSE, _AWAITING_ACKNOWLEDGE, _SETTLED = Step
+_AWAITING_CLOSE, _AWAITING_ACKNOWLEDGE, _AWAITING_STATE, _SETTLED = Step
 
 _A, _S, _X, _P = Verdict.ACT, Verdict.STALE, Verdict.ILLEGAL, Verdict.ABORT
 
 # A report of an attempt that has no part, or whose part is past the step (``STEP_OF``), is stale in every phase.
-LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict, Verdict]] = {
-    #                         IDLE CLOSING SNAPSHOTTING ACKNOWLEDGING COLLECTING STORING
-    SubtaskClosed: (_S, _A, _S, _S, _S, _S),
-    CoordinatorSnapshotTaken: (_S, _X, _A, _X, _X, _X),
-    CoordinatorSnapshotFailed: (_S, _X, _A, _X, _X, _X),
-    SubtaskAcknowledged: (_S, _P, _A, _A, _S, _S),
-    SubtaskDeclined: (_S, _A, _A, _A, _S, _S),
-    RecordedCollected: (_S, _X, _X, _X, _A, _X),
-    CheckpointStored: (_S, _X, _X, _X, _X, _A),
-    CheckpointStoreFailed: (_S, _X, _X, _X, _X, _A),
+LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict, Verdict, Verdict]] = {
+    #                         IDLE CLOSING SNAPSHOTTING ACKNOWLEDGING COLLECTING UPLOADING STORING
+    SubtaskClosed: (_S, _A, _S, _S, _S, _S, _S),
+    CoordinatorSnapshotTaken: (_S, _X, _A, _X, _X, _X, _X),
+    CoordinatorSnapshotFailed: (_S, _X, _A, _X, _X, _X, _X),
+    SubtaskAcknowledged: (_S, _P, _A, _A, _S, _S, _S),
+    SubtaskStateStored: (_S, _P, _A, _A, _A, _A, _S),
+    SubtaskStateFailed: (_S, _P, _A, _A, _A, _A, _S),
+    SubtaskDeclined: (_S, _A, _A, _A, _S, _S, _S),
+    RecordedCollected: (_S, _X, _X, _X, _A, _X, _X),
+    CheckpointStored: (_S, _X, _X, _X, _X, _X, _A),
+    CheckpointStoreFailed: (_S, _X, _X, _X, _X, _X, _A),
 }
 _COLUMN = {phase: place for place, phase in enumerate(Phase)}
 
@@ -156,6 +174,8 @@ _COLUMN = {phase: place for place, phase in enumerate(Phase)}
 STEP_OF: dict[type, Step] = {
     SubtaskClosed: Step.AWAITING_CLOSE,
     SubtaskAcknowledged: Step.AWAITING_ACKNOWLEDGE,
+    SubtaskStateStored: Step.AWAITING_STATE,
+    SubtaskStateFailed: Step.AWAITING_STATE,
     SubtaskDeclined: Step.AWAITING_ACKNOWLEDGE,
 }
 
@@ -163,13 +183,16 @@ STEP_OF: dict[type, Step] = {
 WAITS_FOR: dict[Phase, Step] = {
     Phase.CLOSING: Step.AWAITING_CLOSE,
     Phase.ACKNOWLEDGING: Step.AWAITING_ACKNOWLEDGE,
+    Phase.UPLOADING: Step.AWAITING_STATE,
 }
 
 BEFORE_CUT = (Phase.CLOSING, Phase.SNAPSHOTTING)
 
-SubtaskReport = SubtaskClosed | SubtaskAcknowledged | SubtaskDeclined
+StateReport = SubtaskStateStored | SubtaskStateFailed
+"""What has become of the files of a snapshot."""
+SubtaskReport = SubtaskClosed | SubtaskAcknowledged | SubtaskDeclined | StateReport
 """The reports about a checkpoint on behalf of one attempt."""
-SUBTASK_REPORTS = (SubtaskClosed, SubtaskAcknowledged, SubtaskDeclined)
+SUBTASK_REPORTS = (SubtaskClosed, SubtaskAcknowledged, SubtaskDeclined, SubtaskStateStored, SubtaskStateFailed)
 
 DriverReport = (
     CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | RecordedCollected | CheckpointStored | CheckpointStoreFailed
@@ -257,8 +280,12 @@ class PendingCheckpoint:
     parts: dict[int, Part]
     at_rest: dict[int, SubtaskSnapshot]
     savepoint: bool = False
+    target: str = ""  # of a savepoint
     hold_events: bool = True
     partitions: int = 0  # see ``CompletedCheckpoint``
+    elsewhere: frozenset[StateHandle] = frozenset()  # whose files a checkpoint must copy
+    uploaded: list[StateHandle] = field(default_factory=list)  # for this one
+    to_copy: tuple[StateHandle, ...] = ()
     phase: Phase = Phase.CLOSING
     coordinator_state: bytes | None = None
     stored: CompletedCheckpoint | None = None  # what is being written
@@ -300,7 +327,7 @@ class PendingCheckpoint:
             sent = report.events_sent
             if self.phase is not _ACKNOWLEDGING or step is not _AWAITING_ACKNOWLEDGE or in_step[step] == 1:
                 return False
-            if part.events_taken != sent and not part.agrees(sent):
+            if report.state_follows or (part.events_taken != sent and not part.agrees(sent)):
                 return False
             part.step = _SETTLED
             in_step[_SETTLED] += 1
@@ -351,13 +378,23 @@ class PendingCheckpoint:
         """
         if self.phase is Phase.CLOSING and may_cut and not self._in_step[Step.AWAITING_CLOSE]:
             self.phase = Phase.SNAPSHOTTING
-            out.append(SnapshotCoordinator(self.checkpoint_id))
-        if self.phase is Phase.ACKNOWLEDGING and self.settled():
+            out.append(SnapshotCoordinator(self.checkpoint_id, self.target))
+        if self.phase is Phase.ACKNOWLEDGING and not self._in_step[Step.AWAITING_ACKNOWLEDGE]:
             if self.hold_events:
-                self.store(parallelism, out)
+                self.upload(parallelism, out)
             else:
                 self.phase = Phase.COLLECTING
                 out.append(CollectRecorded(self.checkpoint_id))
+        elif self.phase is Phase.UPLOADING and self.settled():
+            self.store(parallelism, out)
+
+    def upload(self, parallelism: int, out: list[TrackerEffect]) -> None:
+        """Every snapshot is taken: have the checkpoint written as soon as every file is stored."""
+        if self.settled():
+            self.store(parallelism, out)
+        else:
+            self.phase = Phase.UPLOADING
+            out.append(AwaitUploads(self.checkpoint_id))
 
     def collect(self, recorded: dict[int, tuple[HeldEvent, ...]]) -> str:
         """Take what the coordinator has recorded into the parts. Say in which the halves differ; empty if in none."""
@@ -374,7 +411,12 @@ class PendingCheckpoint:
         """Everything is there: have it written."""
         self.phase = Phase.STORING
         self.stored = self._whole(parallelism)
-        out.append(StoreCheckpoint(self.stored, self.savepoint))
+        if self.savepoint:
+            inside = set(self.uploaded)
+            self.to_copy = tuple([files for files in files_of(self.stored) if files not in inside])
+        elif self.elsewhere:
+            self.to_copy = tuple([files for files in files_of(self.stored) if files in self.elsewhere])
+        out.append(StoreCheckpoint(self.stored, self.savepoint, self.to_copy))
 
     def _whole(self, parallelism: int) -> CompletedCheckpoint:
         assert self.coordinator_state is not None
@@ -408,6 +450,8 @@ class PendingCheckpoint:
                 what = "not closed"
             case Phase.ACKNOWLEDGING:
                 what = "not acknowledged it, or not confirmed every event sent before it"
+            case Phase.UPLOADING:
+                what = "not stored the files of its state"
             case Phase.IDLE:
                 raise AssertionError("a pending checkpoint is never idle")
             case _:
@@ -420,7 +464,7 @@ class PendingCheckpoint:
         assert self._in_step == [sum(part.step is step for part in self.parts.values()) for step in Step]
         for subtask, part in self.parts.items():
             assert part.attempt.subtask == subtask
-            assert (part.snapshot is not None) == (part.step is Step.SETTLED)
+            assert (part.snapshot is not None) == (part.step >= Step.AWAITING_STATE)
             assert (part.events_taken is None) == (self.phase in BEFORE_CUT)
         assert not self.why_torn(), "H32: the two halves are of different cuts"
         assert not set(self.parts) & set(self.at_rest)
@@ -438,10 +482,38 @@ class PendingCheckpoint:
             assert Step.AWAITING_CLOSE not in steps
         if self.phase is Phase.ACKNOWLEDGING:
             assert Step.AWAITING_ACKNOWLEDGE in steps, "acknowledging, and waits for nobody"
-        if self.phase in (Phase.COLLECTING, Phase.STORING):
+        if self.phase is Phase.COLLECTING:
+            assert steps <= {Step.AWAITING_STATE, Step.SETTLED}
+        if self.phase is Phase.UPLOADING:
+            assert Step.AWAITING_STATE in steps, "uploading, and waits for nobody"
+            assert steps <= {Step.AWAITING_STATE, Step.SETTLED}
+        if self.phase is Phase.STORING:
             assert steps <= {Step.SETTLED}
         if self.phase is Phase.STORING:
             assert all(p.snapshot and p.snapshot.events_sent == p.events_taken for p in self.parts.values())
+
+
+def files_of(checkpoint: CompletedCheckpoint) -> list[StateHandle]:
+    """The handles of all states in files, each once."""
+    states = [state for part in checkpoint.subtask_states.values() for state in part.states]
+    return list(dict.fromkeys([state.files for state in states if state.files is not None]))
+
+
+def _with_copies(checkpoint: CompletedCheckpoint, copied: dict[StateHandle, StateHandle]) -> CompletedCheckpoint:
+    """Return the checkpoint with the handles of the copies."""
+    parts = {
+        subtask: replace(
+            part,
+            states=tuple(
+                [
+                    one if one.files is None else one._replace(files=copied.get(one.files, one.files))
+                    for one in part.states
+                ]
+            ),
+        )
+        for subtask, part in checkpoint.subtask_states.items()
+    }
+    return replace(checkpoint, subtask_states=parts)
 
 
 Effects = list[TrackerEffect]
@@ -461,6 +533,7 @@ class CheckpointsUnderWay:
     pending: dict[int, PendingCheckpoint] = field(default_factory=dict)
     queued: tuple[CheckpointTriggered, float] | None = None
     withheld: list[ExecutionAttempt] = field(default_factory=list)
+    elsewhere: frozenset[StateHandle] = frozenset()  # of the savepoint that this application starts from
     in_doubt: set[int] = field(default_factory=set)
     failures: int = 0
     halted: bool = False
@@ -515,6 +588,7 @@ class CheckpointsUnderWay:
         request, self.queued = self.queued[0], None
         pending = PendingCheckpoint(request.checkpoint_id, now + self.config.timeout_s, parts, at_rest)
         pending.savepoint, pending.hold_events = request.savepoint, self.config.hold_events
+        pending.target, pending.elsewhere = request.target, self.elsewhere
         self.pending[request.checkpoint_id] = pending
         return pending
 
@@ -556,7 +630,7 @@ class CheckpointsUnderWay:
         if problem:
             self._fail(pending, problem, out)
         else:
-            pending.store(self.parallelism, out)
+            pending.upload(self.parallelism, out)
 
     def _why_too_large(self, pending: PendingCheckpoint) -> str:
         """Say which part could not be restored, because it does not fit into a message; empty if all do (H62)."""
@@ -586,7 +660,22 @@ class CheckpointsUnderWay:
         subtask = report.attempt.subtask
         states = (SubtaskState(subtask, report.state),)
         pending.settle(subtask, SubtaskSnapshot(states, report.held, report.events_sent))
+        if report.state_follows:
+            pending.move(subtask, Step.AWAITING_STATE)
         self._fail_if_torn(pending, pending.parts[subtask].why_torn(), out)
+
+    def _state_stored(self, pending: PendingCheckpoint, report: SubtaskStateStored, out: Effects) -> None:
+        part = pending.parts[report.attempt.subtask]
+        if part.step is not Step.AWAITING_STATE:
+            self._fail(pending, f"{report.attempt} stored files before its snapshot", out)
+            return
+        assert part.snapshot is not None
+        [state] = part.snapshot.states
+        pending.settle(state.subtask, replace(part.snapshot, states=(state._replace(files=report.handle),)))
+        pending.uploaded.append(report.handle)
+
+    def _state_failed(self, pending: PendingCheckpoint, report: SubtaskStateFailed, out: Effects) -> None:
+        self._fail(pending, f"{report.attempt} could not store the files of its state: {report.reason}", out)
 
     def _declined(self, pending: PendingCheckpoint, report: SubtaskDeclined, out: Effects) -> None:
         self._fail(pending, f"{report.attempt} declined: {report.reason}", out)
@@ -603,7 +692,11 @@ class CheckpointsUnderWay:
         for pending in list(self.pending.values()):
             if pending.checkpoint_id not in self.pending:
                 continue  # already given up together with an earlier one
-            if pending.has_part(attempt) and pending.parts[attempt.subtask].step is not Step.SETTLED:
+            if not pending.has_part(attempt):
+                continue
+            if pending.parts[attempt.subtask].step is Step.AWAITING_STATE:
+                self._fail(pending, f"{attempt} ended before it had stored the files of its state", out)
+            elif pending.parts[attempt.subtask].step is not Step.SETTLED:
                 pending.settle(attempt.subtask, final)
                 out.append(ReopenSubtask(attempt, pending.checkpoint_id))
                 self._fail_if_torn(pending, pending.parts[attempt.subtask].why_torn(), out)
@@ -640,9 +733,13 @@ class CheckpointsUnderWay:
 
     # --- ends ---------------------------------------------------------------------------------------------
 
-    def complete(self, checkpoint_id: int, out: Effects) -> CompletedCheckpoint | None:
+    def complete(self, report: CheckpointStored, out: Effects) -> CompletedCheckpoint | None:
         """Complete a durable checkpoint and return it, for later restores; None for a savepoint."""
-        pending = self.pending.pop(checkpoint_id)
+        checkpoint_id, copied = report.checkpoint_id, report.copied
+        pending = self.pending[checkpoint_id]
+        if set(copied) != set(pending.to_copy):
+            raise LocalProtocolError(f"checkpoint {checkpoint_id} was stored with copies of other files than asked for")
+        del self.pending[checkpoint_id]
         if pending.savepoint:
             out.append(EndSavepoint(checkpoint_id))
         else:
@@ -655,7 +752,9 @@ class CheckpointsUnderWay:
             self.in_doubt.difference_update(superseded)
             out.extend(map(NotifyCheckpointDiscarded, superseded))
         self.move_on(out)
-        return None if pending.savepoint else pending.stored
+        if pending.savepoint or pending.stored is None:
+            return None
+        return _with_copies(pending.stored, copied) if copied else pending.stored
 
     def abort(self, checkpoint_id: int, reason: str, out: Effects) -> None:
         """Give up one checkpoint, pending or waiting, by its id (H44). It does not count as a failure."""
@@ -736,6 +835,8 @@ _STEPS: dict[type, _Step] = {
     CoordinatorSnapshotFailed: CheckpointsUnderWay._snapshot_failed,
     RecordedCollected: CheckpointsUnderWay._collected,
     SubtaskAcknowledged: CheckpointsUnderWay._acknowledged,
+    SubtaskStateStored: CheckpointsUnderWay._state_stored,
+    SubtaskStateFailed: CheckpointsUnderWay._state_failed,
     SubtaskDeclined: CheckpointsUnderWay._declined,
     CheckpointStoreFailed: CheckpointsUnderWay._store_failed,
 }

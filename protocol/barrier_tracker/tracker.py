@@ -10,7 +10,8 @@ there may be several (H43, ``pending``). Each goes through these phases::
                            └───────────┴─── abort ─────┴────────────┘
 
 If checkpoints hold no events (H79), COLLECTING comes between ACKNOWLEDGING and STORING: ``CollectRecorded`` asks the
-coordinator for the events that it has taken after its cut and before the subtasks' snapshots. An operator's checkpoints
+coordinator for the events that it has taken after its cut and before the subtasks' snapshots. If subtasks store a part
+of their state as files (H190), UPLOADING comes before STORING. An operator's checkpoints
 and savepoints are all of one kind, so the two kinds never overlap.
 
 The table ``pending.LEGAL`` says which input about a checkpoint may come in which phase. The ledger's decisions may come
@@ -111,6 +112,8 @@ from protocol.barrier_tracker import (
     SubtaskFinalState,
     SubtaskResetToCheckpoint,
     SubtaskSnapshot,
+    SubtaskStateFailed,
+    SubtaskStateStored,
     TrackerEffect,
     TrackerInput,
     TriggerCheckpoint,
@@ -123,6 +126,7 @@ from protocol.barrier_tracker.pending import (
     Phase,
     Report,
     Step,
+    files_of,
 )
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.describing import type_name
@@ -380,8 +384,10 @@ class BarrierTracker:
 
     ``restored`` is the checkpoint that this application starts from. The shell has already passed it to the
     coordinator's ``reset_to_checkpoint``, before ``start`` (H52). It may be of another parallelism (``rescale``); ids
-    continue above its own (H4). ``barriers_apart``: barriers do not travel among the items. ``limits``: what fits into
-    a message. Raises ``LocalProtocolError`` if the checkpoint cannot be cut to ``parallelism``.
+    continue above its own (H4). ``restored_elsewhere``: it is a savepoint, so its files are not among those of this
+    application, and the first checkpoint copies what it needs of them (H193). ``barriers_apart``: barriers do not
+    travel among the items. ``limits``: what fits into a message. Raises ``LocalProtocolError`` if the checkpoint cannot
+    be cut to ``parallelism``.
     """
 
     def __init__(
@@ -391,6 +397,7 @@ class BarrierTracker:
         config: CheckpointConfig,
         restored: CompletedCheckpoint | None = None,
         *,
+        restored_elsewhere: bool = False,
         barriers_apart: bool = False,
         limits: WireLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -401,6 +408,8 @@ class BarrierTracker:
         self._highest_id = VIRTUAL_EMPTY_CHECKPOINT if restored is None else restored.checkpoint_id
         self._attempts = KnownAttempts(parallelism)
         self._under_way = CheckpointsUnderWay(operator_id, parallelism, config, limits)
+        if restored_elsewhere and restored is not None:
+            self._under_way.elsewhere = frozenset(files_of(restored))
         self._hold_events = config.hold_events
         self._closes = config.hold_events or barriers_apart  # whether subtasks are asked to close
         self._schedule = CheckpointSchedule(config)
@@ -592,7 +601,8 @@ class BarrierTracker:
         if copies:
             self._under_way.abort_all(copies, out)
         restore = (snapshot.states, snapshot.held, snapshot.events_sent, begins_again, self._partitions_before(point))
-        out.append(RestoreAttempt(attempt, self.restore_id, *restore))
+        elsewhere = any(state.files in self._under_way.elsewhere for state in snapshot.states)
+        out.append(RestoreAttempt(attempt, self.restore_id, *restore, elsewhere))
 
     def _ready(self, input: SubtaskReady, now: float, out: list[TrackerEffect]) -> None:
         self._attempts.become_ready(input.attempt)
@@ -655,12 +665,12 @@ class BarrierTracker:
     def _final_state(self, input: SubtaskFinalState, now: float, out: list[TrackerEffect]) -> None:
         """Take a final state. A subtask ends only when its valve holds nothing, so no held events come with it."""
         attempt = input.attempt
-        final = SubtaskSnapshot((SubtaskState(attempt.subtask, input.state),), (), input.events_sent)
+        final = SubtaskSnapshot((SubtaskState(attempt.subtask, input.state, input.files),), (), input.events_sent)
         self._attempts.by_task[attempt.task_attempt_id].final = final
         self._under_way.end_part(attempt, final, out)
 
     def _stored(self, input: CheckpointStored, now: float, out: list[TrackerEffect]) -> None:
-        completed = self._under_way.complete(input.checkpoint_id, out)
+        completed = self._under_way.complete(input, out)
         if completed is not None:
             self._completed = completed
             self._schedule.completed(completed.checkpoint_id)
@@ -726,6 +736,8 @@ _HANDLERS: dict[type, _Handler] = {
     CoordinatorSnapshotFailed: BarrierTracker._step,
     RecordedCollected: BarrierTracker._step,
     SubtaskAcknowledged: BarrierTracker._step,
+    SubtaskStateStored: BarrierTracker._step,
+    SubtaskStateFailed: BarrierTracker._step,
     SubtaskDeclined: BarrierTracker._step,
     SubtaskFinalState: BarrierTracker._final_state,
     CheckpointStored: BarrierTracker._stored,

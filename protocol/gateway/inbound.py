@@ -68,12 +68,14 @@ from protocol.wire.messages import (
     RequestMessage,
     RestoredEventMessage,
     RestoredRequestMessage,
+    StateFailed,
+    StateStored,
     UpItem,
 )
 
 _Payload = EventMessage | RequestMessage | RestoredEventMessage | RestoredRequestMessage
 PAYLOAD = frozenset(get_args(_Payload))
-OfCheckpointUp = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
+OfCheckpointUp = ClosedForCheckpoint | CheckpointAcknowledged | StateStored | StateFailed | CheckpointDeclined
 OF_CHECKPOINT = frozenset(get_args(OfCheckpointUp))
 WITH_POSITIONS = frozenset({CheckpointAcknowledged, Finished})
 
@@ -228,7 +230,7 @@ class GatewayInbound:
         if isinstance(item, Finished):
             self._peer = _FINISHED
             if item.failure:  # readiness may never come
-                effects.append(ReportFinished(item.failure, item.state, item.events_sent))
+                effects.append(ReportFinished(item.failure, item.state, item.events_sent, item.files))
                 return
         elif isinstance(item, RequestCancelled):
             self._cancel(item.request_id, effects)
@@ -303,7 +305,7 @@ class GatewayInbound:
         elif isinstance(item, Finished):
             self._delivered.clear()
             self._deliver_aside(effects)
-            effects.append(ReportFinished(item.failure, item.state, item.events_sent))
+            effects.append(ReportFinished(item.failure, item.state, item.events_sent, item.files))
         else:
             raise AssertionError("readiness never waits for itself")
 
@@ -316,6 +318,8 @@ class GatewayInbound:
             effects.append(ReportClosed(item.checkpoint_id))
         elif kind is CheckpointDeclined:
             effects.append(ReportDeclined(item.checkpoint_id, item.reason))
+        elif kind is not CheckpointAcknowledged:
+            self._outbound.end_upload(item, effects)
         elif self._outbound.acknowledge(item, self._aside_as_held(), now, effects):
             self._snapshot = item.checkpoint_id
             self.stop_recording(item.checkpoint_id, effects)

@@ -65,6 +65,9 @@ acknowledgement, never at the barrier, or when n is over: complete, aborted, or 
 events the peer had sent at its snapshot comes up with it; the tracker compares that to what the coordinator had taken
 at its cut (H32).
 
+*Files* (H190, H192). A snapshot may say that a part of its state follows: the peer stores it as files, and reports once
+that it has, or could not. That opens and closes nothing. The folder for the files of a savepoint precedes its barrier.
+
 *Checkpoints that hold nothing back* (H79). Without ``hold_events`` nobody is asked to close. ``CutReached(n)`` makes n
 known, and the barrier is the next item. The valve stays open. What is delivered from the cut to the peer's snapshot is
 recorded by the coordinator, within a bound that the inbound half keeps.
@@ -432,7 +435,7 @@ class GatewayMachine:
 
     def _reach_cut(self, input: CutReached, now: float, effects: Effects) -> None:
         checkpoint_id = input.checkpoint_id
-        self._outbound.reach_cut(checkpoint_id, effects)
+        self._outbound.reach_cut(checkpoint_id, input.target, effects)
         if self._records and not self._inbound.finished and self._outbound.awaits_snapshot(checkpoint_id):
             self._inbound.start_recording(checkpoint_id)
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
+from protocol.describing import type_name
 from protocol.errors import AttemptOver, ConfirmationTimeout, LocalProtocolError
 from protocol.gateway.types import (
     AnswerSubmitted,
@@ -49,6 +50,8 @@ from protocol.gateway.types import (
     InjectBarrier,
     RefuseMessage,
     ReportAcknowledged,
+    ReportStateFailed,
+    ReportStateStored,
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
@@ -65,7 +68,10 @@ from protocol.wire.messages import (
     EventMessage,
     HeldEvent,
     SavepointTaken,
+    SavepointTarget,
     StartProcessing,
+    StateFailed,
+    StateStored,
     UrgentEventMessage,
 )
 
@@ -98,11 +104,12 @@ class GatewayPhase(Enum):
     REQUESTED = "requested"
     CUT = "cut"
     BARRIER = "barrier"
+    UPLOADING = "uploading"
     ACKNOWLEDGED = "acknowledged"
 
 
 # In Python 3.11, looking up an attribute of an Enum class takes ten times as long as looking up a global name.
-_REQUESTED, _CUT, _BARRIER, _ACKNOWLEDGED = GatewayPhase
+_REQUESTED, _CUT, _BARRIER, _UPLOADING, _ACKNOWLEDGED = GatewayPhase
 CUT = (_CUT, _BARRIER)
 """The phases of a checkpoint that is cut, and waits for the attempt's snapshot."""
 
@@ -396,11 +403,11 @@ class GatewayOutbound:
         close = CloseForCheckpoint(self._id, self.stream.last_seq + 1, checkpoint_id, self._confirmation())
         self._send_item(close, effects)
 
-    def reach_cut(self, checkpoint_id: int, effects: Effects) -> None:
+    def reach_cut(self, checkpoint_id: int, target: str, effects: Effects) -> None:
         """Close for the checkpoint, and send its barrier if nothing is unconfirmed. A late or unknown one closes
-        nothing (H44)."""
+        nothing (H44). ``target``: see ``CutReached``."""
         if not self.closes:
-            self._begin_at_cut(checkpoint_id, effects)
+            self._begin_at_cut(checkpoint_id, target, effects)
             return
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
@@ -414,9 +421,15 @@ class GatewayOutbound:
         checkpoint.submitted_at_cut = self._submitted
         checkpoint.order_at_cut = self._order
         self.closed.append(checkpoint_id)
+        if target:
+            self._send_target(checkpoint_id, target, effects)
         self._send_barriers(effects)
 
-    def _begin_at_cut(self, checkpoint_id: int, effects: Effects) -> None:
+    def _send_target(self, checkpoint_id: int, target: str, effects: Effects) -> None:
+        seq = self._last_event_seq = self.stream.last_seq + 1  # a barrier that travels apart must not come before it
+        self._send_item(SavepointTarget(self._id, seq, checkpoint_id, target), effects)
+
+    def _begin_at_cut(self, checkpoint_id: int, target: str, effects: Effects) -> None:
         """Send the barrier as the next item, unless the checkpoint was given up before (H79)."""
         if self._latest_cut is not None and checkpoint_id <= self._latest_cut:
             raise LocalProtocolError(f"the cut of {checkpoint_id} comes after that of {self._latest_cut}")
@@ -427,6 +440,8 @@ class GatewayOutbound:
             return
         checkpoint = self._checkpoints[checkpoint_id] = _Checkpoint()
         checkpoint.phase = _BARRIER
+        if target:
+            self._send_target(checkpoint_id, target, effects)
         self._send_barrier(checkpoint_id, effects)
 
     def _forget_aborted(self, checkpoint_id: int) -> None:
@@ -477,12 +492,27 @@ class GatewayOutbound:
             phase = checkpoint.phase.value
             effects.append(RefuseMessage(f"{self._attempt} acknowledged checkpoint {checkpoint_id}, which is {phase}"))
             return False
-        checkpoint.phase = _ACKNOWLEDGED
+        follows = item.state_follows
+        checkpoint.phase = _UPLOADING if follows else _ACKNOWLEDGED
         events_sent = fewer(item.events_sent, aside) if aside else item.events_sent
-        effects.append(ReportAcknowledged(checkpoint_id, item.state, (*aside, *item.held), events_sent))
+        effects.append(ReportAcknowledged(checkpoint_id, item.state, (*aside, *item.held), events_sent, follows))
         if checkpoint_id in self.closed:
             self._reopen(checkpoint_id, now, effects)
         return True
+
+    def end_upload(self, item: StateStored | StateFailed, effects: Effects) -> None:
+        """What has become of the files of the attempt's snapshot. Once for each snapshot whose state follows."""
+        checkpoint = self._checkpoints[item.checkpoint_id]
+        if checkpoint.phase is not _UPLOADING:
+            phase = checkpoint.phase.value
+            what = f"{type_name(item)} of {self._attempt} for checkpoint {item.checkpoint_id}, which is {phase}"
+            effects.append(RefuseMessage(what))
+            return
+        checkpoint.phase = _ACKNOWLEDGED
+        if isinstance(item, StateStored):
+            effects.append(ReportStateStored(item.checkpoint_id, item.handle))
+        else:
+            effects.append(ReportStateFailed(item.checkpoint_id, item.reason))
 
     def end_checkpoint(self, checkpoint_id: int, outcome: CheckpointOutcome, now: float, effects: Effects) -> None:
         """Tell the subtask and open the valve. Unknown ids are ignored (H44, H49)."""

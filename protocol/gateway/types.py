@@ -13,6 +13,7 @@ from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
 from protocol.wire.messages import DownMessage, HeldEvent, Positions, UpMessage
+from protocol.wire.state_handles import StateHandle
 
 __all__ = [
     "CONNECTION_GONE",
@@ -50,6 +51,8 @@ __all__ = [
     "ReportFinished",
     "ReportOpened",
     "ReportResponsive",
+    "ReportStateFailed",
+    "ReportStateStored",
     "ReportSuspected",
     "SendProgressed",
     "SendToAttempt",
@@ -213,9 +216,12 @@ class CloseRequested:
 @value
 class CutReached:
     """The coordinator's snapshot has returned. The shell gives this at exactly that point of the coordinator's
-    order: after everything that was submitted before, and before anything that is submitted later."""
+    order: after everything that was submitted before, and before anything that is submitted later.
+
+    ``target``: the folder for the files of a savepoint, which the subtask learns before the barrier (H193)."""
 
     checkpoint_id: int
+    target: str = ""
 
 
 class CheckpointOutcome(Enum):
@@ -368,12 +374,32 @@ class ReportClosed:
 
 @value
 class ReportAcknowledged:
-    """The subtask's snapshot. Its gateway is open again for this checkpoint."""
+    """The subtask's snapshot. Its gateway is open again for this checkpoint.
+
+    ``state_follows``: ``ReportStateStored`` or ``ReportStateFailed`` follows (H192).
+    """
 
     checkpoint_id: int
     state: bytes
     held: tuple[HeldEvent, ...]
     events_sent: Positions
+    state_follows: bool = False
+
+
+@value
+class ReportStateStored:
+    """The subtask has stored the files of its snapshot. At most once for each snapshot whose state follows."""
+
+    checkpoint_id: int
+    handle: StateHandle
+
+
+@value
+class ReportStateFailed:
+    """The subtask could not store the files of its snapshot. The gateway is open all the same (H192)."""
+
+    checkpoint_id: int
+    reason: str
 
 
 @value
@@ -386,11 +412,12 @@ class ReportDeclined:
 
 @value
 class ReportFinished:
-    """The operator has ended. ``failure`` is empty if it succeeded; ``state`` is its last state."""
+    """The operator has ended. ``failure`` is empty if it succeeded; ``state`` is its last state, with its ``files``."""
 
     failure: str
     state: bytes
     events_sent: Positions
+    files: StateHandle | None = None
 
 
 @value
@@ -436,6 +463,8 @@ GatewayEffect = (
     | ReportResponsive
     | ReportClosed
     | ReportAcknowledged
+    | ReportStateStored
+    | ReportStateFailed
     | ReportDeclined
     | ReportFinished
     | InjectBarrier

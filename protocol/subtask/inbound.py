@@ -53,6 +53,7 @@ from protocol.wire.messages import (
     DownItem,
     EventMessage,
     SavepointTaken,
+    SavepointTarget,
     StartProcessing,
     UrgentEventMessage,
 )
@@ -123,12 +124,10 @@ class SubtaskInbound:
             self._check_barrier(item)
             self.stream.advance()
             self._meet_barrier(item.checkpoint_id, effects)
+        elif isinstance(item, SavepointTarget):
+            self._take_target(item)
         elif isinstance(item, StartProcessing):
-            if self._started:
-                raise RemoteProtocolError("the message that lets the operator begin with its records arrived twice")
-            self.stream.advance()
-            self._started = True
-            self.urgent.put(MailboxStart(), effects)
+            self._start(effects)
         else:
             self.stream.advance()
             self._end_checkpoint(item, effects)
@@ -225,6 +224,27 @@ class SubtaskInbound:
             )
         if item.events_before >= item.seq:
             raise RemoteProtocolError(f"barrier {item.checkpoint_id} has overtaken item {item.events_before}")
+
+    def _start(self, effects: Effects) -> None:
+        if self._started:
+            raise RemoteProtocolError("the message that lets the operator begin with its records arrived twice")
+        self.stream.advance()
+        self._started = True
+        self.urgent.put(MailboxStart(), effects)
+
+    def _take_target(self, item: SavepointTarget) -> None:
+        if not self._precedes_barrier(item.checkpoint_id):
+            raise RemoteProtocolError(
+                f"the folder of savepoint {item.checkpoint_id}, whose barrier has come, or cannot come any more"
+            )
+        self.stream.advance()
+        self._outbound.aim(item.checkpoint_id, item.target)
+
+    def _precedes_barrier(self, checkpoint_id: int) -> bool:
+        """Whether the barrier of this checkpoint may still come. One that came apart waits for the items before it."""
+        if self._outbound.phase(checkpoint_id) is SubtaskPhase.CLOSED:
+            return True
+        return not self._outbound.hold_events and self._outbound.rises(checkpoint_id)
 
     def _meet_barriers_apart(self, effects: Effects) -> None:
         received_seq = self.stream.received_seq

@@ -38,6 +38,12 @@ an item like the others, and the valve never closes. An answer does not go throu
 barriers is kept here: one that comes after a barrier is given to its asker when that barrier is met, declined or over.
 If barriers come apart, the checkpoint begins with ``CloseForCheckpoint`` as otherwise, and only closes nothing.
 
+*Files* (H190 to H193). A part of the snapshot's state may be in files that the shell uploads. The snapshot leaves at
+the cut and opens the valve, as any other. ``StartUpload`` asks for the upload, and its outcome leaves as
+``StateStored`` or ``StateFailed``. If the checkpoint is over before, ``StopUpload`` says so, and what the upload
+reports later has no effect. The files of a savepoint belong into a folder that ``SavepointTarget`` names before the
+barrier.
+
 *Requests* are treated the same (H33). A held request is in the snapshot as a request. After a restore it arrives as
 one, and gets no answer, because the caller that waited for it died with the attempt (H73). An operator that waits for
 an answer must keep handling its mailbox; otherwise a closed valve would wait for the barrier, and the barrier for the
@@ -53,7 +59,8 @@ cancellation and an answer have crossed.
 else for one interval (H94). The shell's I/O thread keeps this clock, so a busy operator gives them too. They need no
 question: a task that has stopped reading, because its mailbox is full, would not see one.
 
-*The end.* ``OperatorFinished`` leaves last, so it needs an empty queue: check ``may_finish``. When the coordinator ends
+*The end.* ``OperatorFinished`` leaves last, so it needs an empty queue, and the end of every upload: check
+``may_finish``. When the coordinator ends
 the attempt, or the reconnect time is over, open requests fail and ``EndAttempt`` reports it, once.
 
 Effects must be carried out in order. One call returns at most one ``Confirm``, after everything else that is sent.
@@ -85,10 +92,13 @@ from protocol.subtask.types import (
     SendToCoordinator,
     SnapshotRefused,
     SnapshotTaken,
+    StateUploaded,
+    StopUpload,
     SubtaskEffect,
     SubtaskInput,
     SubtaskLimits,
     SubtaskStatistics,
+    UploadFailed,
     UrgentBegan,
     UrgentHandled,
 )
@@ -134,6 +144,8 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction, Reaction]] = {
     UrgentHandled: (_X, _A, _I, _I),
     BarrierArrived: (_A, _A, _I, _I),
     SnapshotTaken: (_A, _A, _I, _I),
+    StateUploaded: (_A, _A, _I, _I),
+    UploadFailed: (_A, _A, _I, _I),
     SnapshotRefused: (_A, _A, _I, _I),
     OperatorFinished: (_A, _A, _X, _I),
     TimePassed: (_A, _A, _A, _I),
@@ -243,6 +255,7 @@ class SubtaskMachine:
         if self._state in (SubtaskStatus.FINISHED, SubtaskStatus.OVER):
             figures = self._outbound.statistics()
             assert (figures.held_events, figures.open_requests, figures.closed_for) == (0, 0, ())
+            assert not self._outbound.uploading()
         if self._state is SubtaskStatus.OVER:
             assert self.all_confirmed
             assert self.next_deadline() is None
@@ -261,9 +274,9 @@ class SubtaskMachine:
 
     @property
     def may_finish(self) -> bool:
-        """Whether the operator may succeed now: nothing that it sent waits for the valve or the window, and no urgent
-        event waits for its handler."""
-        return self._inbound.urgent.idle and not self._outbound.holds()
+        """Whether the operator may succeed now: nothing that it sent waits for the valve or the window, no urgent
+        event waits for its handler, and no upload is going on."""
+        return self._inbound.urgent.idle and not self._outbound.holds() and not self._outbound.uploading()
 
     @property
     def urgent_idle(self) -> bool:
@@ -338,6 +351,7 @@ class SubtaskMachine:
     def _end(self, reason: str, effects: Effects) -> None:
         for request_id in self._outbound.open_requests():
             effects.append(ResolveRequest(request_id, f"the attempt is over: {reason}", b""))
+        self._stop_uploads(effects)
         effects.append(EndAttempt(reason))
         self._outbound.end()
         self._inbound.stream.clear()
@@ -387,18 +401,38 @@ class SubtaskMachine:
                 raise LocalProtocolError(f"{self._outbound.holds()} events have not left: handle the mailbox first")
             if not self._inbound.urgent.idle:
                 raise LocalProtocolError("some urgent events have arrived and are not handled yet")
+            if uploading := self._outbound.uploading():
+                raise LocalProtocolError(f"the files of checkpoint {uploading[0]} are being uploaded: wait for the end")
             self._outbound.check_final_state(input.state)
+        self._stop_uploads(effects)
         self._outbound.forget()
         self._inbound.forget()
         self._enter(SubtaskStatus.FINISHED)
-        finished = Finished(self._id, self._outbound.next_seq, input.failure, input.state, self._outbound.events_sent)
+        finished = Finished(
+            self._id, self._outbound.next_seq, input.failure, input.state, self._outbound.events_sent, input.files
+        )
         self._outbound.send_item(finished, effects)
+
+    def _stop_uploads(self, effects: Effects) -> None:
+        effects.extend(map(StopUpload, self._outbound.uploading()))
 
     def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
-            self._outbound.acknowledge(input.checkpoint_id, input.state, effects)
+            self._outbound.acknowledge(input.checkpoint_id, input.state, effects, state_follows=input.state_follows)
             self._inbound.barrier_met(input.checkpoint_id, effects)
             self._send_confirm(effects, immediately=False)
+
+    def _end_upload(self, input: StateUploaded | UploadFailed, now: float, effects: Effects) -> None:
+        phase = self._outbound.phase(input.checkpoint_id)
+        if phase is None:
+            return  # it is over, and ``StopUpload`` has said so
+        if phase is not SubtaskPhase.UPLOADING:
+            raise LocalProtocolError(f"the end of an upload for checkpoint {input.checkpoint_id}, at {phase.value}")
+        if isinstance(input, StateUploaded):
+            self._outbound.state_stored(input.checkpoint_id, input.handle, effects)
+        else:
+            self._outbound.state_failed(input.checkpoint_id, input.reason, effects)
+        self._send_confirm(effects, immediately=False)
 
     def _decline(self, input: SnapshotRefused, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
@@ -507,6 +541,8 @@ _ACTS: dict[type, _Handler] = {
     UrgentHandled: SubtaskMachine._end_urgent,
     BarrierArrived: SubtaskMachine._take_barrier_apart,
     SnapshotTaken: SubtaskMachine._acknowledge,
+    StateUploaded: SubtaskMachine._end_upload,
+    UploadFailed: SubtaskMachine._end_upload,
     SnapshotRefused: SubtaskMachine._decline,
     OperatorFinished: SubtaskMachine._finish,
     TimePassed: SubtaskMachine._pass_time,

@@ -25,6 +25,10 @@ of a snapshot's bytes, and as many events as a snapshot may carry. The sender wa
 event sent inside the snapshot ignores both bounds, because capacity might become available only after it. It waits in
 the queue like any other, and leaves when the peer's window allows. So does one that the handler of an urgent event
 sends while the valve is closed, because the snapshot waits for that handler (H92).
+
+*Files* (H190, H192). If a part of the state is in files, the snapshot says that it follows, and the checkpoint is
+UPLOADING here until it is stored. The valve is open in the meantime, as after any snapshot. If the upload fails, the
+valve stays open too: only the checkpoint has failed.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ from protocol.subtask.types import (
     EventSubmitted,
     RequestSubmitted,
     SendToCoordinator,
+    StartUpload,
+    StopUpload,
     SubtaskEffect,
     SubtaskLimits,
     SubtaskStatistics,
@@ -55,8 +61,11 @@ from protocol.wire.messages import (
     RequestMessage,
     RestoredEventMessage,
     RestoredRequestMessage,
+    StateFailed,
+    StateStored,
     UpItem,
 )
+from protocol.wire.state_handles import StateHandle
 
 Submitted = EventSubmitted | RequestSubmitted
 Effects = list[SubtaskEffect]
@@ -66,12 +75,18 @@ HELD_OVERHEAD_BYTES = 16
 
 
 class SubtaskPhase(Enum):
-    """How far one checkpoint has come here. If checkpoints hold events, the valve is closed for it until SNAPSHOT."""
+    """How far one checkpoint has come here. If checkpoints hold events, the valve is closed for it until its snapshot
+    is taken, which is before UPLOADING."""
 
     CLOSED = "closed"
     BARRIER = "barrier"
     DECLINED = "declined"
+    UPLOADING = "uploading"
     SNAPSHOT = "snapshot"
+
+
+CUT = (SubtaskPhase.UPLOADING, SubtaskPhase.SNAPSHOT)
+"""The phases of a checkpoint whose snapshot is taken."""
 
 
 class _Window:
@@ -104,6 +119,7 @@ class SubtaskOutbound:
         "_open_requests",
         "_refused",
         "_subtask",
+        "_targets",
         "_windows",
         "attached",
         "hold_events",
@@ -142,6 +158,7 @@ class SubtaskOutbound:
         self._refused: dict[int, Submitted] = {}  # of each part, the first that met the window
         self._checkpoints: dict[int, SubtaskPhase] = {}  # not over
         self._closed: list[int] = []  # of these, the ones that close the valve
+        self._targets: dict[int, str] = {}  # of savepoints that are not over
         self._latest: int | None = None
         self._release([])
 
@@ -379,6 +396,7 @@ class SubtaskOutbound:
         self._open_requests.clear()
         self._refused.clear()
         self._checkpoints.clear()
+        self._targets.clear()
         self._closed.clear()
 
     def end(self) -> None:
@@ -401,7 +419,7 @@ class SubtaskOutbound:
 
     def _awaits_snapshot(self) -> bool:
         """Whether a checkpoint that is not over waits for its snapshot here."""
-        return any(phase is not SubtaskPhase.SNAPSHOT for phase in self._checkpoints.values())
+        return any(phase not in CUT for phase in self._checkpoints.values())
 
     def close(self, checkpoint_id: int, effects: Effects) -> None:
         """Close for the checkpoint, and report it after everything that was sent before (H40).
@@ -420,19 +438,47 @@ class SubtaskOutbound:
             self._latest = checkpoint_id
         self._checkpoints[checkpoint_id] = SubtaskPhase.BARRIER
 
-    def acknowledge(self, checkpoint_id: int, state: bytes, effects: Effects) -> None:
+    def aim(self, checkpoint_id: int, target: str) -> None:
+        """The checkpoint is a savepoint, whose files belong into this folder (H193).
+
+        Its barrier follows. So if another one is still unknown, its barrier never comes.
+        """
+        self._targets = {n: known for n, known in self._targets.items() if n in self._checkpoints}
+        self._targets[checkpoint_id] = target
+
+    def acknowledge(self, checkpoint_id: int, state: bytes, effects: Effects, *, state_follows: bool = False) -> None:
         """Send the snapshot with all that waits, in order (H31), then open the valve for it. Decline a snapshot that is
         too large for a frame."""
         if excess := self._describe_excess(len(state)):
             self.decline(checkpoint_id, excess, effects)
             return
-        self._checkpoints[checkpoint_id] = SubtaskPhase.SNAPSHOT
+        self._checkpoints[checkpoint_id] = SubtaskPhase.UPLOADING if state_follows else SubtaskPhase.SNAPSHOT
         seq = self.next_seq
         held, confirmed = self._snapshot_held(), self.confirmation()
-        snapshot = CheckpointAcknowledged(self._id, seq, checkpoint_id, state, held, self.events_sent, confirmed)
+        snapshot = CheckpointAcknowledged(
+            self._id, seq, checkpoint_id, state, held, self.events_sent, confirmed, state_follows
+        )
         self.send_item(snapshot, effects)
         if checkpoint_id in self._closed:
             self._open(checkpoint_id, effects)
+        if state_follows:
+            effects.append(StartUpload(checkpoint_id, self._targets.get(checkpoint_id, "")))
+
+    def state_stored(self, checkpoint_id: int, handle: StateHandle, effects: Effects) -> None:
+        """The files of the snapshot are stored: report their handle (H190)."""
+        self._checkpoints[checkpoint_id] = SubtaskPhase.SNAPSHOT
+        stored = StateStored(self._id, self.next_seq, checkpoint_id, handle, self.confirmation())
+        self.send_item(stored, effects)
+
+    def state_failed(self, checkpoint_id: int, reason: str, effects: Effects) -> None:
+        """The files of the snapshot are not stored. The valve stays open (H192)."""
+        self._checkpoints[checkpoint_id] = SubtaskPhase.SNAPSHOT
+        failed = StateFailed(self._id, self.next_seq, checkpoint_id, reason, self.confirmation())
+        self.send_item(failed, effects)
+
+    def uploading(self) -> list[int]:
+        """The checkpoints whose files are being uploaded."""
+        return [n for n, phase in self._checkpoints.items() if phase is SubtaskPhase.UPLOADING]
 
     def _snapshot_held(self) -> tuple[HeldEvent, ...]:
         return tuple(
@@ -474,7 +520,10 @@ class SubtaskOutbound:
 
     def end_checkpoint(self, checkpoint_id: int, effects: Effects) -> None:
         """Open the valve for it if needed. An unknown checkpoint changes nothing (H44)."""
-        self._checkpoints.pop(checkpoint_id, None)
+        if self._checkpoints.pop(checkpoint_id, None) is SubtaskPhase.UPLOADING:
+            effects.append(StopUpload(checkpoint_id))
+        if self._targets:
+            self._targets.pop(checkpoint_id, None)
         if checkpoint_id in self._closed:
             self._open(checkpoint_id, effects)
 
@@ -496,8 +545,9 @@ class SubtaskOutbound:
 
     def check_invariants(self) -> None:
         self.stream.check_invariants()
-        closed = [n for n, phase in self._checkpoints.items() if phase is not SubtaskPhase.SNAPSHOT]
+        closed = [n for n, phase in self._checkpoints.items() if phase not in CUT]
         assert sorted(self._closed) == (sorted(closed) if self.hold_events else [])
+        assert len(set(self._targets) - set(self._checkpoints)) <= 1
         for part, window in enumerate(self._windows):
             held = [one for one in self._held if one.part == part]
             assert (window.held_events, window.held_bytes) == (len(held), sum(len(one.payload) for one in held))

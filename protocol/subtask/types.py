@@ -9,6 +9,7 @@ from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection,
 from protocol.values import value
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.messages import DownMessage, UpMessage
+from protocol.wire.state_handles import StateHandle
 
 __all__ = [
     "BarrierArrived",
@@ -36,11 +37,15 @@ __all__ = [
     "SendToCoordinator",
     "SnapshotRefused",
     "SnapshotTaken",
+    "StartUpload",
+    "StateUploaded",
+    "StopUpload",
     "SubtaskEffect",
     "SubtaskInput",
     "SubtaskLimits",
     "SubtaskStatistics",
     "TimePassed",
+    "UploadFailed",
     "UrgentBegan",
     "UrgentHandled",
     "snapshot_bytes_max",
@@ -182,11 +187,32 @@ class BarrierArrived:
 class SnapshotTaken:
     """The operator took the barrier from its mailbox, and this is its state.
 
-    The shell gives this before the operator handles anything after the barrier.
+    The shell gives this before the operator handles anything after the barrier. ``state_follows``: there are files
+    too, which do not change any more. They are uploaded if ``StartUpload`` comes, which is in this answer or never.
     """
 
     checkpoint_id: int
     state: bytes
+    state_follows: bool = False
+
+
+@value
+class StateUploaded:
+    """The files of the snapshot are stored, and so is the manifest that ``handle`` names (H190).
+
+    It has no effect if the checkpoint is over, as ``StopUpload`` has said.
+    """
+
+    checkpoint_id: int
+    handle: StateHandle
+
+
+@value
+class UploadFailed:
+    """The files of the snapshot could not be stored. It has no effect if the checkpoint is over."""
+
+    checkpoint_id: int
+    reason: str
 
 
 @value
@@ -201,13 +227,17 @@ class SnapshotRefused:
 class OperatorFinished:
     """The operator has ended, successfully (``failure`` is empty; ``state`` is its last one) or not.
 
+    ``files``: those of the last state, which are stored already.
+
     To succeed it must have handled everything in its mailbox and each urgent event (what arrives later is never
-    confirmed, and fails at the sender), everything that it sent must have left (see ``SubtaskMachine.may_finish``), and
-    the state must fit into a message. Otherwise this is refused, and the operator has to end with a failure.
+    confirmed, and fails at the sender), everything that it sent must have left, no upload may be going on (see
+    ``SubtaskMachine.may_finish``), and the state must fit into a message. Otherwise this is refused, and the operator
+    has to end with a failure.
     """
 
     failure: str
     state: bytes
+    files: StateHandle | None = None
 
 
 SubtaskInput = (
@@ -222,6 +252,8 @@ SubtaskInput = (
     | UrgentHandled
     | BarrierArrived
     | SnapshotTaken
+    | StateUploaded
+    | UploadFailed
     | SnapshotRefused
     | OperatorFinished
     | TimePassed
@@ -306,6 +338,25 @@ class ResolveRequest:
 
 
 @value
+class StartUpload:
+    """Store the files of the snapshot, then report ``StateUploaded`` or ``UploadFailed``.
+
+    ``target``: the folder of a savepoint, which gets all of them (H193). Empty for a checkpoint, whose files are where
+    this application stores its own.
+    """
+
+    checkpoint_id: int
+    target: str = ""
+
+
+@value
+class StopUpload:
+    """The checkpoint is over: its upload may stop. What it has stored may be named by the next one."""
+
+    checkpoint_id: int
+
+
+@value
 class EndAttempt:
     """The attempt is over: the operator must stop now. It comes once, and is the last effect that asks for anything."""
 
@@ -322,6 +373,8 @@ SubtaskEffect = (
     | PutInMailbox
     | HandleUrgent
     | ResolveRequest
+    | StartUpload
+    | StopUpload
     | EndAttempt
     | CapacityAvailable
     | RefuseMessage

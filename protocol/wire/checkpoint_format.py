@@ -18,15 +18,16 @@ of creation, release, the coordinator's state, the number of subtasks; per subta
 number of states, per state its subtask and bytes, the number of held events, per event its sender and bytes. Nothing
 nests and each value must lie within the body, so no memory is used for bytes that a file only claims to have.
 
-Format 2 adds one value at the end, the label. Format 3 adds one value for each held event, whether it is a request;
-its label may be empty. Format 4 adds one value for each subtask, at its end: whether its states are of an earlier input
+Format 2 adds one value at the end, the label. Format 3 adds one value for each held event, whether it is a request; its
+label may be empty. Format 4 adds one value for each subtask, at its end: whether its states are of an earlier input
 than the label's; and one after the label: in how many partitions its input was. Without this value, they were as many
 as the parallelism if there is a label, and it is not known if there is none. In format 5, each subtask has as many
 counts of sent events as parts, after their number, where it had one; each held event has one value more, the index of
-its part; and the names of the parts are at the end, after their number. A checkpoint is written in the lowest
-format that can hold it, so that an earlier release can restore it. In formats 1 and 2, a held request is
-indistinguishable from an event, and is restored as one. Up to format 4, the name of a part was inside the bytes of its
-held events, and one count was that of all parts together; it is restored as that of the operator's own.
+its part; and the names of the parts are at the end, after their number. Format 6 adds one value for each state, after
+its bytes: the handle of its files (``protocol.wire.state_handles``), or no bytes if it has none. A checkpoint is
+written in the lowest format that can hold it, so that an earlier release can restore it. In formats 1 and 2, a held
+request is indistinguishable from an event, and is restored as one. Up to format 4, the name of a part was inside the
+bytes of its held events, and one count was that of all parts together; it is restored as that of the operator's own.
 
 Functions here are pure and may be called from any thread.
 """
@@ -48,9 +49,10 @@ from protocol.parts import OWN_PART, positions
 from protocol.wire.extension_types import ExtensionType, mark
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 from protocol.wire.state import join_in_steps, run_steps
+from protocol.wire.state_handles import StateHandle, pack_handle, unpack_handle
 from protocol.wire.traces import split_traceparent
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """The newest format. Every format from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
 """The size limit of a file, which is completely in memory while it is written or read."""
@@ -166,6 +168,8 @@ def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> 
 def _version_for(stored: StoredCheckpoint) -> int:
     checkpoint = stored.checkpoint
     snapshots = checkpoint.subtask_states.values()
+    if any(state.files is not None for one in snapshots for state in one.states):
+        return 6
     if any(len(one.events_sent) > 1 or any(map(_needs_part, one.held)) for one in snapshots):
         return 5
     if any(part.earlier_input for part in checkpoint.subtask_states.values()):
@@ -203,9 +207,11 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
         yield _integer(subtask, "a subtask", most=parallelism - 1)
         yield from _counts(snapshot.events_sent, version, len(checkpoint.parts))
         yield len(snapshot.states)
-        for original, state in snapshot.states:
+        for original, state, files in snapshot.states:
             yield _integer(original, "the subtask of a state")
             yield _bytes(state, "a state")
+            if version >= 6:
+                yield _packed_files(files)
         yield len(snapshot.held)
         for event in snapshot.held:
             yield from _held(event, version, len(checkpoint.parts))
@@ -221,6 +227,13 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
             raise ValueError(f"the parts must be the user's own and others, each with its own name: {checkpoint.parts}")
         for name in checkpoint.parts:
             yield _text(name, "the name of a part", may_be_empty=True)
+
+
+def _packed_files(files: StateHandle | None) -> bytes:
+    try:
+        return b"" if files is None else pack_handle(files)
+    except ValueError as error:
+        raise ValueError(f"the files of a state {error}") from None
 
 
 def _counts(events_sent: Positions, version: int, parts: int) -> Iterator[int]:
@@ -299,13 +312,19 @@ class _Body:
     def _read_part(self) -> SubtaskSnapshot:
         counts = self._count() if self._version >= 5 else 1
         events_sent = positions([_integer(self._next(), "events_sent") for _ in range(counts)])
-        states = tuple(
-            SubtaskState(_integer(self._next(), "the subtask of a state"), _bytes(self._next(), "a state"))
-            for _ in range(self._count())
-        )
+        states = tuple(self._read_state() for _ in range(self._count()))
         held = tuple(self._read_held() for _ in range(self._count()))
         earlier = self._version >= 4 and _flag(self._next(), "whether a state is of an earlier input")
         return SubtaskSnapshot(states, held, events_sent, earlier)
+
+    def _read_state(self) -> SubtaskState:
+        original = _integer(self._next(), "the subtask of a state")
+        state = _bytes(self._next(), "a state")
+        files = _bytes(self._next(), "the files of a state") if self._version >= 6 else b""
+        try:
+            return SubtaskState(original, state, unpack_handle(files) if files else None)
+        except ValueError as error:
+            raise ValueError(f"the files of a state {error}") from None
 
     def _read_held(self) -> HeldEvent:
         sender = _integer(self._next(), "the sender of a held event")

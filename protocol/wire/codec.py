@@ -107,12 +107,13 @@ _REPORT_BYTES = _REPORT_BODY.size
 _BARRIER_FRAME = Struct(">IBBBQBQBQBQBQ")
 _BARRIER_BODY = Struct(">3xQBQBQBQBQ")
 _BARRIER_TAG = BY_KIND[BarrierMessage][0]
-# Frame length; msgpack array of 8; tag; u64 task attempt id; u64 seq; u64 checkpoint id; bin32 length. The state
-# follows, then a list without held events, bin16 length, u64 events sent by each part, and u64 confirmed.
+# Frame length; msgpack array of 9; tag; u64 task attempt id; u64 seq; u64 checkpoint id; bin32 length. The state
+# follows, then a list without held events, bin16 length, u64 events sent by each part, u64 confirmed, and a bool.
 _ACKNOWLEDGED_HEAD = Struct(">IBBBQBQBQBI")
 _ACKNOWLEDGED_BODY = Struct(">3xQBQBQBI")
-_ACKNOWLEDGED_ENDS = [Struct(f">BBH{parts}QBQ") for parts in range(PARTS_MAX + 1)]
+_ACKNOWLEDGED_ENDS = [Struct(f">BBH{parts}QBQB") for parts in range(PARTS_MAX + 1)]
 _ACKNOWLEDGED_TAG = BY_KIND[CheckpointAcknowledged][0]
+_FALSE, _TRUE = 0xC2, 0xC3
 
 
 # Of integers that are all in range, the union of their bits is in range too, and of others it is not: one comparison
@@ -191,9 +192,10 @@ def _encode_acknowledged(snapshot: Any, limits: WireLimits) -> bytes:
         numbers_fit = seq and sent[-1] and 0 <= task | seq | checkpoint_id | confirmed | max(sent) <= INT_MAX
     if numbers_fit and type(state) is bytes and size <= limits.message_bytes_max:
         head = _ACKNOWLEDGED_HEAD.pack(
-            *(size, 0x98, _ACKNOWLEDGED_TAG, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xC6, len(state))
+            *(size, 0x99, _ACKNOWLEDGED_TAG, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id, 0xC6, len(state))
         )
-        return head + state + end.pack(0x90, 0xC5, 8 * len(sent), *sent, 0xCF, confirmed)
+        follows = _TRUE if snapshot.state_follows else _FALSE
+        return head + state + end.pack(0x90, 0xC5, 8 * len(sent), *sent, 0xCF, confirmed, follows)
     return b""
 
 
@@ -285,21 +287,25 @@ def _decode_acknowledged(body: bytes, limits: WireLimits) -> Message:
     parts = (len(body) - end - _ACKNOWLEDGED_ENDS[0].size) // 8
     if not 0 <= parts <= PARTS_MAX or len(body) != end + _ACKNOWLEDGED_ENDS[parts].size:
         return _decode_any(body, limits)
-    no_entries, mark_sent, sent_bytes, *sent, mark_last, confirmed = _ACKNOWLEDGED_ENDS[parts].unpack_from(body, end)
+    ending = _ACKNOWLEDGED_ENDS[parts].unpack_from(body, end)
+    no_entries, mark_sent, sent_bytes, *sent, mark_last, confirmed, follows = ending
     if (
         mark_seq == mark_id == mark_last == 0xCF
         and (mark_state == 0xC6 and no_entries == 0x90 and mark_sent == 0xC5 and sent_bytes == 8 * parts)
         and (seq and task | seq | checkpoint_id | confirmed <= INT_MAX)
         and (not sent or (sent[-1] and max(sent) <= INT_MAX))
+        and follows in (_FALSE, _TRUE)
     ):
-        return CheckpointAcknowledged(task, seq, checkpoint_id, body[begin:end], (), tuple(sent), confirmed)
+        positions, state_follows = tuple(sent), follows == _TRUE
+        state = body[begin:end]
+        return CheckpointAcknowledged(task, seq, checkpoint_id, state, (), positions, confirmed, state_follows)
     return _decode_any(body, limits)
 
 
 _CHECKPOINT_BODIES: dict[bytes, Callable[[bytes, WireLimits], Message]] = {
     **{bytes((0x95, tag, 0xCF)): _decode_report for tag in _REPORTS},
     bytes((0x96, _BARRIER_TAG, 0xCF)): _decode_barrier,
-    bytes((0x98, _ACKNOWLEDGED_TAG, 0xCF)): _decode_acknowledged,
+    bytes((0x99, _ACKNOWLEDGED_TAG, 0xCF)): _decode_acknowledged,
 }
 """By the first bytes of the fixed layout."""
 

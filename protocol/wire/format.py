@@ -53,13 +53,19 @@ from protocol.wire.messages import (
     Resume,
     Resumed,
     SavepointTaken,
+    SavepointTarget,
     StartProcessing,
+    StateFailed,
+    StateStored,
     SubtaskState,
     UrgentEventMessage,
 )
+from protocol.wire.state_handles import StateHandle, pack_handle, unpack_handle
 
 INT_MAX = 2**63 - 1
 TOKEN_BYTES_MAX = 64
+FOLDER_CHARS_MAX = 4096
+"""The size limit of the address of a folder, which must not be truncated like a text for people."""
 _COUNT_BYTES = 8
 _POSITIONS_RULE = f"must have at most {PARTS_MAX} numbers, of which the last one is not 0"
 _COUNTS = [Struct(f">{count}Q") for count in range(PARTS_MAX + 1)]
@@ -139,6 +145,41 @@ def _token(value: Any, limits: WireLimits) -> bytes:
     return bytes(value)
 
 
+def _folder(value: Any, limits: WireLimits) -> str:
+    if type(value) is not str:
+        raise ValueError(f"must be a string, is {type_name(value)}")
+    if len(value) > FOLDER_CHARS_MAX:
+        raise ValueError(f"must have at most {FOLDER_CHARS_MAX} characters, has {len(value)}")
+    return value
+
+
+def _files(value: Any, limits: WireLimits) -> StateHandle | None:
+    """Return the handle of a state in files, which comes as bytes: none if there are no files."""
+    return unpack_handle(_bytes(value, limits)) if value != b"" else None
+
+
+def _packed_files(value: Any, limits: WireLimits) -> bytes:
+    return b"" if value is None else pack_handle(value)
+
+
+def _handle(value: Any, limits: WireLimits) -> StateHandle:
+    return unpack_handle(_bytes(value, limits))
+
+
+def _packed_handle(value: Any, limits: WireLimits) -> bytes:
+    return pack_handle(value)
+
+
+def _states(value: Any, limits: WireLimits) -> tuple[SubtaskState, ...]:
+    entries = _entries(value, limits, kind=SubtaskState, checks=(_integer, _bytes, _bytes))
+    return tuple([SubtaskState(subtask, state, _files(files, limits)) for subtask, state, files in entries])
+
+
+def _packed_states(value: Any, limits: WireLimits) -> tuple[tuple[int, bytes, bytes], ...]:
+    entries = _entries(value, limits, kind=SubtaskState, checks=(_integer, _bytes, _packed_files))
+    return tuple([(subtask, state, _packed_files(files, limits)) for subtask, state, files in entries])
+
+
 def _positions(value: Any, limits: WireLimits) -> Positions:
     """Return ``Positions``, which come as the bytes of their numbers (u64, big-endian)."""
     size = len(_bytes(value, limits))
@@ -204,13 +245,12 @@ _POSITIVE: Check = partial(_integer, least=1)
 _CHECKPOINT: Check = partial(_integer, least=VIRTUAL_EMPTY_CHECKPOINT)
 _MODE: Check = partial(_of_enum, kind=RestoreMode)
 _CODE: Check = partial(_of_enum, kind=RefusalCode)
-_STATES: Check = partial(_entries, kind=SubtaskState, checks=(_integer, _bytes))
 _PART: Check = partial(_integer, most=PARTS_MAX - 1)
 _HELD: Check = partial(_entries, kind=HeldEvent, checks=(_integer, _payload, _flag, _PART))
 _PARTS: Check = partial(_entries, kind=OperatorPart, checks=(_part_name, _flag))
 
 ENTRY_KINDS: dict[Check, type[SubtaskState | HeldEvent | OperatorPart]] = {
-    _STATES: SubtaskState,
+    _states: SubtaskState,
     _HELD: HeldEvent,
     _PARTS: OperatorPart,
 }
@@ -229,20 +269,22 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (12, Opened, (_NATURAL, _POSITIVE, _flag)),
     (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT, _NATURAL)),
-    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _positions, _NATURAL)),
+    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _positions, _NATURAL, _flag)),
     (16, CheckpointDeclined, (_NATURAL, _POSITIVE, _CHECKPOINT, text, _NATURAL)),
-    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _positions)),
+    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _positions, _files)),
     (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload, _PART)),
     (20, Heartbeat, (_NATURAL,)),
     (21, RequestCancelled, (_NATURAL, _POSITIVE, _NATURAL)),
+    (22, StateStored, (_NATURAL, _POSITIVE, _CHECKPOINT, _handle, _NATURAL)),
+    (23, StateFailed, (_NATURAL, _POSITIVE, _CHECKPOINT, text, _NATURAL)),
     # down
     (
         30,
         Registered,
         (
-            *(_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds),
-            *(_POSITIVE, _POSITIVE, _positions, _token, _seconds, _flag, _flag, text, _PARTS),
+            *(_NATURAL, _NATURAL, _CHECKPOINT, _states, _HELD, _seconds),
+            *(_POSITIVE, _POSITIVE, _positions, _token, _seconds, _flag, _flag, text, _PARTS, _folder),
         ),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),
@@ -257,6 +299,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (40, CoordinatorAwaited, (_NATURAL, text, _seconds, text)),
     (41, StartProcessing, (_NATURAL, _POSITIVE)),
     (42, UrgentEventMessage, (_NATURAL, _POSITIVE, _payload, _PART)),
+    (43, SavepointTarget, (_NATURAL, _POSITIVE, _CHECKPOINT, _folder)),
 )
 Row = tuple[tuple[str, Check], ...]
 
@@ -267,7 +310,13 @@ def _row(kind: type[Message], checks: tuple[Check, ...]) -> Row:
 
 BY_TAG: dict[int, tuple[type[Message], Row]] = {tag: (kind, _row(kind, checks)) for tag, kind, checks in _WIRE}
 """How to check what has come: the class of each tag, and its fields in order."""
-_WHEN_SENT: dict[Check, Check] = {text: _fitted_text, _positions: _packed_positions}
+_WHEN_SENT: dict[Check, Check] = {
+    text: _fitted_text,
+    _positions: _packed_positions,
+    _files: _packed_files,
+    _handle: _packed_handle,
+    _states: _packed_states,
+}
 BY_KIND: dict[type[Message], tuple[int, Row]] = {
     kind: (tag, _row(kind, tuple(_WHEN_SENT.get(check, check) for check in checks))) for tag, kind, checks in _WIRE
 }

@@ -45,7 +45,7 @@ __all__ = [
     "ServerHandshake",
 ]
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 

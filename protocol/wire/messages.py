@@ -22,16 +22,19 @@ from enum import IntEnum
 from typing import NamedTuple, cast, get_args
 
 from protocol.values import value
+from protocol.wire.state_handles import StateHandle
 
 
 class SubtaskState(NamedTuple):
-    """The state of one operator instance in a checkpoint: the subtask that took it, and its bytes.
+    """The state of one operator instance in a checkpoint: the subtask that took it, its bytes, and the files that it
+    stored beside them, if any (H190).
 
     A subtask usually restores its own state. With another parallelism it may restore several, or none (H52).
     """
 
     subtask: int
     state: bytes
+    files: StateHandle | None = None
 
 
 class HeldEvent(NamedTuple):
@@ -188,7 +191,8 @@ class CheckpointAcknowledged:
     """Item: the subtask's snapshot: the operator's state, and the events that its valve held, in order (H31).
 
     ``events_sent``: how many events and requests of this subtask's history have left, by part, including those before
-    the restore, without the held ones. The coordinator's cut must cover exactly these (H32).
+    the restore, without the held ones. The coordinator's cut must cover exactly these (H32). ``state_follows``: the
+    task stores a part of the state itself, and ``StateStored`` or ``StateFailed`` follows (H192).
     """
 
     task_attempt_id: int
@@ -197,6 +201,32 @@ class CheckpointAcknowledged:
     state: bytes
     held: tuple[HeldEvent, ...]
     events_sent: Positions
+    confirmed: int = 0
+    state_follows: bool = False
+
+
+@value
+class StateStored:
+    """Item: the files of an acknowledged snapshot are stored, and ``handle`` names them (H190)."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+    handle: StateHandle
+    confirmed: int = 0
+
+
+@value
+class StateFailed:
+    """Item: the files of an acknowledged snapshot could not be stored.
+
+    ``CheckpointDeclined`` cannot say this: the valve has opened at the snapshot, and does not close again (H192).
+    """
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+    reason: str
     confirmed: int = 0
 
 
@@ -215,7 +245,7 @@ class CheckpointDeclined:
 class Finished:
     """Item, last: the operator has ended. ``failure`` is empty if it succeeded; ``state`` is its final state.
 
-    ``events_sent``: as in ``CheckpointAcknowledged``.
+    ``events_sent``: as in ``CheckpointAcknowledged``. ``files``: those of the final state, which are stored (H190).
     """
 
     task_attempt_id: int
@@ -223,6 +253,7 @@ class Finished:
     failure: str
     state: bytes
     events_sent: Positions
+    files: StateHandle | None = None
 
 
 @value
@@ -265,7 +296,8 @@ class Registered:
     the task gives a sign of life; 0 if it need not (H94). ``hold_events``: whether checkpoints hold events back (H79).
     ``input_begins_again``: whether the records before the restored checkpoint come again (H174). ``positions_refused``:
     why an operator that counts Spark's records must not begin; empty if it may. ``parts``: the operator's, in the order
-    of their indices.
+    of their indices. ``files_from``: the savepoint that has the files of ``states``; empty if they are where this
+    application stores its own.
     """
 
     task_attempt_id: int
@@ -283,6 +315,7 @@ class Registered:
     input_begins_again: bool = False
     positions_refused: str = ""
     parts: tuple[OperatorPart, ...] = (OperatorPart(""),)
+    files_from: str = ""
 
 
 @value
@@ -346,6 +379,19 @@ class CloseForCheckpoint:
     seq: int
     checkpoint_id: int
     confirmed: int = 0
+
+
+@value
+class SavepointTarget:
+    """Item, before the barrier: ``checkpoint_id`` is a savepoint, and its files belong into the folder ``target``.
+
+    A savepoint needs no file outside of itself (H193). A message by itself, because a barrier may travel apart.
+    """
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+    target: str
 
 
 @value
@@ -441,6 +487,8 @@ UpItem = (
     | RequestCancelled
     | ClosedForCheckpoint
     | CheckpointAcknowledged
+    | StateStored
+    | StateFailed
     | CheckpointDeclined
     | Finished
 )
@@ -449,6 +497,7 @@ DownItem = (
     | UrgentEventMessage
     | AnswerMessage
     | CloseForCheckpoint
+    | SavepointTarget
     | BarrierMessage
     | CheckpointCompleted
     | CheckpointAborted
@@ -458,6 +507,8 @@ DownItem = (
 OfCheckpoint = (
     ClosedForCheckpoint
     | CheckpointAcknowledged
+    | StateStored
+    | StateFailed
     | CheckpointDeclined
     | CloseForCheckpoint
     | BarrierMessage

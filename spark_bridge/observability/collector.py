@@ -71,6 +71,7 @@ COUNTS = (
 _STEPS = {
     Step.AWAITING_CLOSE: "close",
     Step.AWAITING_ACKNOWLEDGE: "acknowledge",
+    Step.AWAITING_STATE: "state",
     Step.SETTLED: "nothing",
 }
 

@@ -176,6 +176,8 @@ def _of_checkpoint(status: SidecarStatus, operator: OperatorStatus, checkpoint: 
             return f"{name} waits for {_subtasks(late)}, which have computed for {waited} {without}"
         case "collecting":
             return f"{name} has waited {waited} for the coordinator to take what came before the snapshots"
+        case "uploading":
+            return f"{name} has waited {waited} for {_subtasks(late)} to store the files of their states"
         case _:
             return f"{name} has waited {waited} for the storage to write it"
 

@@ -21,7 +21,7 @@ from spark_bridge.observability.status import LatencyStatus, OperatorStatus, Sid
 PREFIX = "headgate_"
 STATES = ("accepted", "ready", "ending", "finished", "over")
 FAILURES = tuple(sorted(kind.name.lower() for kind in FailureKind))
-PHASES = ("waiting", "closing", "snapshotting", "acknowledging", "collecting", "storing")
+PHASES = ("waiting", "closing", "snapshotting", "acknowledging", "collecting", "uploading", "storing")
 
 Kind = Literal["gauge", "counter", "histogram"]
 Values = Iterable[tuple[tuple[str, ...], float | LatencyStatus | None]]

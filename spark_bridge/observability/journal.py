@@ -25,6 +25,7 @@ from protocol.attempts import (
     SubtaskReset,
 )
 from protocol.barrier_tracker import (
+    AwaitUploads,
     CheckpointTriggered,
     CloseSubtask,
     CollectRecorded,
@@ -57,6 +58,7 @@ _PHASES: dict[type, str] = {
     SnapshotCoordinator: "snapshotting",
     CoordinatorSnapshotTaken: "acknowledging",
     CollectRecorded: "collecting",
+    AwaitUploads: "uploading",
     StoreCheckpoint: "storing",
 }
 """The phase that begins with each of these."""

@@ -150,8 +150,9 @@ class CheckpointProgress(NamedTuple):
     """A checkpoint or savepoint in progress.
 
     ``phase`` is ``"waiting"`` (for the cut of an earlier one), ``"closing"``, ``"snapshotting"``,
-    ``"acknowledging"``, ``"collecting"`` or ``"storing"``, and lasts for ``phase_s`` so far. ``subtasks`` maps each
-    subtask that takes part while it runs to what is awaited of it: ``"close"``, ``"acknowledge"``, or ``"nothing"``.
+    ``"acknowledging"``, ``"collecting"``, ``"uploading"`` or ``"storing"``, and lasts for ``phase_s`` so far.
+    ``subtasks`` maps each subtask that takes part while it runs to what is awaited of it: ``"close"``,
+    ``"acknowledge"``, ``"state"``, or ``"nothing"``.
     """
 
     checkpoint_id: int
@@ -165,7 +166,7 @@ class CheckpointProgress(NamedTuple):
     @property
     def awaited(self) -> tuple[int, ...]:
         """The subtasks for which the present phase waits, ascending."""
-        awaited = {"closing": "close", "acknowledging": "acknowledge"}.get(self.phase)
+        awaited = {"closing": "close", "acknowledging": "acknowledge", "uploading": "state"}.get(self.phase)
         return tuple(sorted(subtask for subtask, step in self.subtasks.items() if step == awaited))
 
 

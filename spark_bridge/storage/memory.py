@@ -19,6 +19,7 @@ from typing import Any
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
+from protocol.wire.state_handles import StateHandle
 from spark_bridge.storage import single_files
 from spark_bridge.storage.errors import StorageError
 from spark_bridge.storage.interface import (
@@ -33,7 +34,7 @@ from spark_bridge.storage.layout import Owner, RestoreRecord
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
 _OWNER = Owner(1, "")
-_Value = int | bytes | Positions
+_Value = int | bytes | Positions | StateHandle | None
 
 
 @dataclass(frozen=True, slots=True)

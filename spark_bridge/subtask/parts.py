@@ -40,7 +40,7 @@ from protocol.arguments import AT_LEAST_1, POSITIVE, check_settings
 from protocol.describing import a_type, name_of, show, type_name
 from protocol.errors import LocalProtocolError
 from protocol.overrides import NeverCalled, errors_in_overrides, mentions, names_never_called
-from protocol.parts import join_states, split_states
+from protocol.parts import inline_states, join_states, split_states
 from protocol.subtask.types import (
     MailboxAborted,
     MailboxBarrier,
@@ -245,7 +245,7 @@ class OperatorParts:
     def _restored(self, states: Sequence[SubtaskState]) -> dict[str, bytes]:
         """What each part restores: its only state, or what its ``merge_states`` makes of several (H52)."""
         by_part: dict[str, dict[int, bytes]] = {}
-        for subtask, state in sorted(states):
+        for subtask, state in inline_states(states):
             own, parts = split_states(state, self.operators)
             for name, one in {**parts, "": own}.items():
                 by_part.setdefault(name, {})[subtask] = one

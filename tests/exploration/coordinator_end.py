@@ -103,8 +103,8 @@ class CoordinatorEnd:
                 self._cancel(slot, request_id, out)
             case v.EventCame():
                 self._hear(message, out)
-            case v.Snapshot(checkpoint_id):
-                self._snapshot(checkpoint_id, out)
+            case v.Snapshot(checkpoint_id, target):
+                self._snapshot(checkpoint_id, target, out)
             case CollectRecorded(checkpoint_id):
                 collected = self.taken.collect(checkpoint_id)
                 out.append((v.To.TRACKER, RecordedCollected(checkpoint_id, collected)))
@@ -190,7 +190,7 @@ class CoordinatorEnd:
         self.answered[self.live[slot].subtask] += 1
         out.append((v.To.GATEWAYS + slot, AnswerSubmitted(request_id, "", b"answer")))
 
-    def _snapshot(self, checkpoint_id: int, out: list[v.Output]) -> None:
+    def _snapshot(self, checkpoint_id: int, target: str, out: list[v.Output]) -> None:
         v.demand(checkpoint_id > self.asked, "H43", f"asked for checkpoint {checkpoint_id} after {self.asked}")
         v.demand(len(self.pending) < self.concurrent, "H43", f"{checkpoint_id} is asked for beside {self.pending}")
         self.asked = checkpoint_id
@@ -204,7 +204,7 @@ class CoordinatorEnd:
             self.cut_in[checkpoint_id] = self.input, state
         if self.unheld:
             self.taken.record(checkpoint_id)
-        out.extend((v.To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
+        out.extend((v.To.GATEWAYS + slot, CutReached(checkpoint_id, target)) for slot in sorted(self.live))
         out.append((v.To.TRACKER, CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment())))
 
     def _end_checkpoint(self, checkpoint_id: int, completed: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from actors.coordination.engine.inputs import ActionId, CheckpointLabels, InputPosition
 from protocol import barrier_tracker as t
+from protocol import file_retention as r
 from protocol.attempts import (
     AttemptAccepted,
     CancelJobs,
@@ -29,17 +30,20 @@ from protocol.attempts import (
     SubtaskReset,
 )
 from protocol.attempts.ledger import AttemptLedger
+from protocol.barrier_tracker.pending import files_of
 from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
+from protocol.file_retention import FileRetention
 from protocol.gateway import types as g
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.parts import positions
 from protocol.wire.messages import Register
+from protocol.wire.state_handles import StateHandle
 from tests.exploration import vocabulary as v
 from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
 from tests.exploration.scopes import Scope
-from tests.exploration.subtask_end import REQUEST, RUN, event_up, is_event_up
+from tests.exploration.subtask_end import REQUEST, RUN, check_files, event_up, is_event_up
 
 NO_INPUT = -1
 REFUSED = "the input of the run is refused"
@@ -167,6 +171,11 @@ class LedgerEnd:
         return LedgerFacts(self.forged >= 0, self.run, self.input, self.active, self.succeeded, self.cancelled)
 
 
+def folder(checkpoint_id: int) -> str:
+    """Where the files of a savepoint are."""
+    return f"folder {checkpoint_id}/"
+
+
 class TrackerEnd:
     """The tracker's actor, with the table of the open gateways and the writes that are under way.
 
@@ -182,6 +191,15 @@ class TrackerEnd:
         self.tracker = BarrierTracker(v.OPERATOR, scope.subtasks, config, restored, barriers_apart=scope.apart)
         self.labels = CheckpointLabels(restored) if scope.runs else None
         self.parts = scope.parts
+        self.files = scope.files
+        self.to_copy: dict[int, tuple[StateHandle, ...]] = {}
+        self.retention: FileRetention | None = None
+        self.disk: frozenset[str] = frozenset()  # the files that are stored
+        self.sweeps = False  # the retention waits for a list of them
+        if scope.sweeps:
+            self.retention = FileRetention(1)
+            self._retain(r.RestoreChosen({}), r.RestoreRecorded(), r.FilesListed(()))
+            self.sweeps = False
         self.held: deque[Any] = deque()  # decisions that wait for the commit of the previous run's output
         self.run_is_on = self.has_run = self.refused = False
         self.input = self.ended_well = NO_INPUT
@@ -258,12 +276,32 @@ class TrackerEnd:
         text = f"input {input} is refused after checkpoint {self.complete} of input {theirs}, of which {done} is done"
         v.demand(rightly, "H174", f"{text}: {why}")
 
+    def _retain(self, *inputs: r.RetentionInput) -> None:
+        """Tell the retention of files, and do what it says; only a sweep waits for its step."""
+        if self.retention is None:
+            return
+        for input in inputs:
+            for effect in self.retention.handle(input):
+                match effect:
+                    case r.RefuseStore():
+                        v.demand(False, "H190", f"{effect}, and every task keeps the rules")
+                    case r.ListFiles():
+                        self.sweeps = True
+                    case r.ConfirmClaim():
+                        self._retain(r.ClaimConfirmed(held=True))
+                    case r.DeleteFiles(names):
+                        self.disk -= set(names)
+                        self._retain(r.FilesDeleted())
+            self.retention.check_invariants()
+
     def _trigger(self, savepoint: bool, out: list[v.Output]) -> None:
         self.latest += 1
+        self._retain(r.CheckpointBegan(self.latest + 1))
         self.asked.add(self.latest)
         if savepoint:
             self.savepoints.add(self.latest)
-        self._handle(t.CheckpointTriggered(self.latest, savepoint), out)
+        target = folder(self.latest) if savepoint and self.files else ""
+        self._handle(t.CheckpointTriggered(self.latest, savepoint, target), out)
 
     def _take(self, message: Any, out: list[v.Output]) -> None:
         match message:
@@ -271,10 +309,18 @@ class TrackerEnd:
                 self._trigger(savepoint, out)
             case v.WriteEnds(checkpoint_id, stored):
                 self.writing.discard(checkpoint_id)
+                copied = {files: files._replace(manifest="copy") for files in self.to_copy.pop(checkpoint_id, ())}
                 answer = (
-                    t.CheckpointStored(checkpoint_id) if stored else t.CheckpointStoreFailed(checkpoint_id, "no space")
+                    t.CheckpointStored(checkpoint_id, copied)
+                    if stored
+                    else t.CheckpointStoreFailed(checkpoint_id, "no space")
                 )
                 out.append((v.To.TRACKER, answer))
+            case v.FileStored(name):
+                self.disk |= {name}
+            case v.Sweep():
+                self.sweeps = False
+                self._retain(r.FilesListed(tuple(sorted(self.disk))))
             case v.DiscardEnds(checkpoint_id):
                 self.discarding.discard(checkpoint_id)
                 out.append((v.To.TRACKER, t.CheckpointDiscarded(checkpoint_id)))
@@ -313,32 +359,41 @@ class TrackerEnd:
                 self._tell(attempt, g.CloseRequested(checkpoint_id), out)
             case t.ReopenSubtask(attempt, checkpoint_id):
                 self._tell(attempt, g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
-            case t.SnapshotCoordinator(checkpoint_id):
+            case t.SnapshotCoordinator(checkpoint_id, target):
                 if self.labels is not None:
                     self.begun[checkpoint_id] = self.input, self.ended_well
-                out.append((v.To.COORDINATOR, v.Snapshot(checkpoint_id)))
+                out.append((v.To.COORDINATOR, v.Snapshot(checkpoint_id, target)))
             case t.CollectRecorded():
                 out.append((v.To.COORDINATOR, effect))
-            case t.StoreCheckpoint(checkpoint):
+            case t.StoreCheckpoint(checkpoint, savepoint, to_copy):
                 self._check(checkpoint)
+                if self.files:
+                    self._check_copies(checkpoint, savepoint, to_copy)
+                    names = self._check_disk(checkpoint)
+                    self._retain(r.FilesNamed(checkpoint.checkpoint_id + 1, names))
+                    self.to_copy[checkpoint.checkpoint_id] = to_copy
                 self.writing.add(checkpoint.checkpoint_id)
                 if self.keeps and self.labels is not None:
                     labelled = replace(checkpoint, label=self.labels.of(checkpoint.checkpoint_id))
                     self.stored[checkpoint.checkpoint_id] = labelled
             case t.DiscardCheckpoint(checkpoint_id, savepoint):
                 self.writing.discard(checkpoint_id)
+                self.to_copy.pop(checkpoint_id, None)
                 if not savepoint:
                     self.discarding.add(checkpoint_id)
             case t.NotifyCheckpointDiscarded(checkpoint_id):
+                self._retain(r.DoubtEnded(checkpoint_id + 1))
                 out.append((v.To.COORDINATOR, v.Discarded(checkpoint_id)))
             case t.NotifyCheckpointComplete() | t.NotifyCheckpointAborted() | t.EndSavepoint() | t.RefuseCheckpoint():
                 self._end_checkpoint(effect, out)
-            case t.RestoreAttempt(attempt=attempt):
+            case t.RestoreAttempt(attempt=attempt, states=states):
+                missing = {state.files.manifest for state in states if state.files} - self.disk
+                v.demand(self.retention is None or not missing, "H190", f"{attempt} is to restore {missing}")
                 self.open.add(attempt.task_attempt_id)
                 self._tell(attempt, effect, out)
             case t.RaiseGlobalFailure(cause):
                 out.append((v.To.BRIDGE, GlobalFailureRaised(v.OPERATOR, cause)))
-            case t.ReportStale() | t.TriggerCheckpoint():
+            case t.ReportStale() | t.TriggerCheckpoint() | t.AwaitUploads():
                 pass
             case _:
                 self._tell_coordinator(effect, out)
@@ -378,6 +433,8 @@ class TrackerEnd:
             case t.NotifyCheckpointComplete():
                 v.demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
                 self.complete = checkpoint_id
+                older = tuple(n + 1 for n in range(checkpoint_id))
+                self._retain(r.CheckpointDurable(checkpoint_id + 1), r.RecordsRemoved(older))
                 self.stored = {n: one for n, one in self.stored.items() if n >= checkpoint_id}
                 self.begun = {n: one for n, one in self.begun.items() if n >= checkpoint_id}
                 if self.labels is not None:
@@ -388,12 +445,13 @@ class TrackerEnd:
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.SAVEPOINT), out)
                 out.append((v.To.COORDINATOR, v.SavepointEnded(checkpoint_id)))
             case t.NotifyCheckpointAborted(in_doubt=in_doubt):
+                self._retain(r.CheckpointGivenUp(checkpoint_id + 1, in_doubt))
                 self._tell_all(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), out)
                 out.append((v.To.COORDINATOR, v.CheckpointEnded(checkpoint_id, False, in_doubt)))
                 if not in_doubt:
                     out.append((v.To.COORDINATOR, v.Discarded(checkpoint_id)))
             case t.RefuseCheckpoint():
-                pass
+                self._retain(r.CheckpointGivenUp(checkpoint_id + 1))
 
     # --- the invariant of the contract ---
 
@@ -409,6 +467,7 @@ class TrackerEnd:
                 task, sent, received, got, _ = map(int, snapshot.states[0].state.split(b":")[:5])
                 own = snapshot.states[0].subtask
                 v.demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
+                check_files(snapshot.states[0], self.files)
                 known = self.tracker._restore_point()
                 same = known is not None and known.subtask_states.get(subtask) == snapshot
                 late = task in self.over and not same
@@ -429,6 +488,23 @@ class TrackerEnd:
                 f"{name}: {snapshot.events_sent} events left, {came} came",
             )
 
+    def _check_disk(self, checkpoint: t.CompletedCheckpoint) -> frozenset[str]:
+        """What is written is stored (H190); return the names of its files."""
+        names = frozenset(files.manifest for files in files_of(checkpoint))
+        missing = names - self.disk
+        v.demand(self.retention is None or not missing, "H190", f"{checkpoint.checkpoint_id} needs {missing}")
+        return names
+
+    def _check_copies(
+        self, checkpoint: t.CompletedCheckpoint, savepoint: bool, to_copy: tuple[StateHandle, ...]
+    ) -> None:
+        """What is stored needs no file of a savepoint, except its own (H193)."""
+        own, name = folder(checkpoint.checkpoint_id), f"checkpoint {checkpoint.checkpoint_id}"
+        for files in files_of(checkpoint):
+            inside = files.manifest.startswith(own)
+            v.demand(inside or not files.manifest.startswith("folder"), "H193", f"{name} has {files}")
+            v.demand((files in to_copy) == (savepoint and not inside), "H193", f"{name} has {files}, copies {to_copy}")
+
     def facts(self) -> TrackerFacts:
         return TrackerFacts(self)
 
@@ -436,10 +512,11 @@ class TrackerEnd:
 class TrackerFacts:
     """The parts of the tracker's state that steps depend on."""
 
-    __slots__ = ("abortable", "committed", "complete", "discarding", "idle", "open", "restorable", "writing")
+    __slots__ = ("abortable", "committed", "complete", "discarding", "idle", "open", "restorable", "sweeps", "writing")
 
     def __init__(self, end: TrackerEnd) -> None:
         self.open = frozenset(end.open)
+        self.sweeps = end.sweeps
         self.writing = tuple(sorted(end.writing))
         self.discarding = tuple(sorted(end.discarding))
         self.restorable = frozenset(n for n in end.discarding | end.writing if n > end.complete) - end.savepoints

@@ -227,14 +227,19 @@ class GatewayEnd:
                 out.append((v.To.COORDINATOR, v.Suspected(self.slot, isinstance(effect, g.ReportSuspected))))
             case g.ReportOpened():
                 out.append((v.To.BRIDGE, OperatorOpened(v.OPERATOR, attempt.task_attempt_id)))
-            case g.ReportFinished(failure, state, events_sent):
+            case g.ReportFinished(failure, state, events_sent, files):
                 if not failure:
-                    out.append((v.To.TRACKER, t.SubtaskFinalState(attempt, state, events_sent)))
+                    out.append((v.To.TRACKER, t.SubtaskFinalState(attempt, state, events_sent, files)))
                 out.append((v.To.BRIDGE, OperatorEnded(v.OPERATOR, attempt.task_attempt_id, failure)))
             case g.ReportClosed(checkpoint_id):
                 out.append((v.To.TRACKER, t.SubtaskClosed(attempt, checkpoint_id)))
-            case g.ReportAcknowledged(checkpoint_id, state, held, events_sent):
-                out.append((v.To.TRACKER, t.SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent)))
+            case g.ReportAcknowledged(checkpoint_id, state, held, events_sent, follows):
+                acknowledged = t.SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent, follows)
+                out.append((v.To.TRACKER, acknowledged))
+            case g.ReportStateStored(checkpoint_id, handle):
+                out.append((v.To.TRACKER, t.SubtaskStateStored(attempt, checkpoint_id, handle)))
+            case g.ReportStateFailed(checkpoint_id, reason):
+                out.append((v.To.TRACKER, t.SubtaskStateFailed(attempt, checkpoint_id, reason)))
             case g.ReportDeclined(checkpoint_id, reason):
                 out.append((v.To.TRACKER, t.SubtaskDeclined(attempt, checkpoint_id, reason)))
 

@@ -158,7 +158,7 @@ class Reduction:
             return False
         if facts.may_begin_urgent or facts.may_end_urgent or facts.asks_permit:
             return False
-        if facts.takes or facts.open_calls or facts.leaves:
+        if facts.takes or facts.open_calls or facts.leaves or facts.uploads:
             return False
         return not (facts.attached and world.budgets[state[BUDGETS]][Budget.DROPS])
 

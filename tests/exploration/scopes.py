@@ -35,6 +35,9 @@ class Scope:
     attempt asks a part outside of checkpoints for a permit. Until it has that, it meets no barrier (H152).
     ``in_flight``: the operator is an async stage with so many records at a time, one for each upward event, which is
     sent as the result leaves (H180, H181); 0: it is not. ``ordered``: results leave in the order of the records.
+    ``files``: a part of each state is in files, which are uploaded after the snapshot (H190, H192);
+    ``upload_failures``: how many uploads fail. ``sweeps``: a file that has not changed is named again, and the driver
+    deletes what nothing needs; only with one subtask, because the names of files say whose they are.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Scope:
     declines: int = 0
     store_failures: int = 0
     forgeries: int = 0
+    upload_failures: int = 0
     runs: int = 0
     interruptions: int = 0
     restarts: int = 0
@@ -73,6 +77,8 @@ class Scope:
     permits: int = 0
     in_flight: int = 0
     ordered: bool = False
+    files: bool = False
+    sweeps: bool = False
     mode: RestoreMode = RestoreMode.STREAMING
 
     @property
@@ -334,6 +340,47 @@ _ALL = (
         failures=1,
         in_flight=1,
     ),
+    Scope("files", "a part of the state is in files, two concurrent checkpoints (H190)", 1, 1, 1, 1, 2, 2, files=True),
+    Scope("files-drop", "the same, one checkpoint, and the connection breaks", drops=1, files=True),
+    Scope("files-fail", "and the task dies, and restores", attempts=2, checkpoints=2, failures=1, files=True),
+    Scope("files-upload-fails", "an upload fails", 1, 1, 1, 0, 2, 2, upload_failures=1, files=True),
+    Scope("files-aborts", "an upload outlives an abort", 1, 1, 1, 0, 1, 2, aborts=1, files=True),
+    Scope("files-finish", "a task that finishes during its upload", 1, 2, 1, 0, failures=1, finishes=True, files=True),
+    Scope(
+        "sweeps", "what nothing needs is deleted; an abort (H190)", 1, 1, 1, 0, 1, 3, aborts=1, files=True, sweeps=True
+    ),
+    Scope(
+        "sweeps-doubt",
+        "the storage fails, and the task dies and restores",
+        1,
+        2,
+        1,
+        0,
+        1,
+        2,
+        failures=1,
+        store_failures=1,
+        files=True,
+        sweeps=True,
+    ),
+    Scope("files-two", "two subtasks, one dies", 2, 2, 1, 0, failures=1, files=True),
+    Scope(
+        "files-savepoint", "a savepoint, whose files are its own (H193)", 2, 1, 0, 0, 1, 0, 1, finishes=True, files=True
+    ),
+    Scope("files-apart", "barriers on their own way", 1, 1, 1, 1, 2, 1, savepoints=1, apart=True, files=True),
+    Scope(
+        "unheld-files",
+        "checkpoints hold nothing, the task dies",
+        1,
+        2,
+        2,
+        1,
+        failures=1,
+        window=1,
+        unheld=True,
+        files=True,
+    ),
+    Scope("unheld-files-savepoint", "and a savepoint", 1, 1, 1, 1, 2, 1, savepoints=1, unheld=True, files=True),
     Scope("unheld-parts-fail", "two parts, and the task dies", 1, 2, 2, 1, failures=1, window=1, parts=2, unheld=True),
     Scope("unheld-permits", "two parts, a task waits for a permit", parts=2, permits=2, window=1, unheld=True),
     Scope("unheld-permits-drop", "the same, and the connection breaks", drops=1, permits=1, unheld=True),

@@ -214,6 +214,8 @@ class Steps:
         if budgets[Budget.ABORTS]:
             for abort in facts.abortable:
                 yield Step("the tracker:", -1, number(abort), Budget.ABORTS)
+        if facts.sweeps:
+            yield Step("the tracker:", -1, number(v.Sweep()))
         for checkpoint_id in facts.discarding:
             yield Step("the tracker:", -1, number(v.DiscardEnds(checkpoint_id)))
         for checkpoint_id in facts.writing:
@@ -266,6 +268,11 @@ class Steps:
                 yield Step("the task:", slot, self.barrier_sends)
             if budgets[Budget.DECLINES]:
                 yield Step("the task:", slot, self.declined, Budget.DECLINES)
+        for checkpoint_id in facts.uploads:
+            yield Step("the task:", slot, world.messages.number(v.EndUpload(checkpoint_id)))
+            if budgets[Budget.UPLOAD_FAILURES]:
+                fails = world.messages.number(v.EndUpload(checkpoint_id, stored=False))
+                yield Step("the task:", slot, fails, Budget.UPLOAD_FAILURES)
         if facts.may_begin_urgent:
             yield Step("the task:", slot, self.urgent_begins)
         if facts.may_end_urgent:

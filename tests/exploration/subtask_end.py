@@ -7,18 +7,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from protocol.attempts import RegistrationArrived
 from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
+from protocol.file_retention import FileOrigin, UploadedFiles, file_name
 from protocol.gateway.inbound import OF_CHECKPOINT
 from protocol.in_flight import Flight, InFlight
 from protocol.machine import TimePassed
 from protocol.parts import PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask import types as s
-from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.machine import SubtaskMachine, SubtaskStatus
 from protocol.wire import messages as m
+from protocol.wire.state_handles import StateHandle
 from tests.exploration import vocabulary as v
 
 RUN = 7
@@ -53,6 +55,7 @@ class SubtaskFacts(NamedTuple):
     takes: bool = False
     open_calls: int = 0
     leaves: bool = False
+    uploads: tuple[int, ...] = ()
 
 
 class RecordFlight(Flight):
@@ -77,6 +80,8 @@ class SubtaskEnd:
 
     If it is an async stage: ``taken`` records, of which some have ``left``; ``known`` are those whose results the
     restored checkpoint has, or this attempt.
+
+    If it has ``files``: ``uploads`` are those of its snapshots that it stores, by checkpoint.
     """
 
     def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
@@ -93,6 +98,9 @@ class SubtaskEnd:
         self.taken = 0
         self.left: tuple[int, ...] = ()
         self.known: frozenset[int] = frozenset()
+        self.files = False  # of the scope
+        self.uploads: dict[int, StateHandle] = {}
+        self.uploaded: UploadedFiles | None = None  # if files are named again
         self.to_ask = 0  # permits, by this attempt
         self.awaits_permit = False
         self.run_id = RUN
@@ -166,6 +174,12 @@ class SubtaskEnd:
                 self._fly(message, out)
             case v.MeetBarrier(declines, sends):
                 self._meet_barrier(declines, sends, out)
+            case v.EndUpload(checkpoint_id, stored):
+                handle = self.uploads.pop(checkpoint_id)
+                if stored and self.uploaded is not None:
+                    handle = handle._replace(manifest=self._store(checkpoint_id, handle.size, out))
+                ended = s.StateUploaded(checkpoint_id, handle) if stored else s.UploadFailed(checkpoint_id, "no space")
+                self._handle(ended, out)
             case v.CameApart(checkpoint_id, item_before, events_before):
                 self.expected.setdefault(checkpoint_id, events_before)
                 self._handle(s.BarrierArrived(checkpoint_id, item_before), out)
@@ -179,7 +193,7 @@ class SubtaskEnd:
                 self._handle(s.UrgentHandled(), out)
             case v.Finish():
                 self.life = Life.LEAVING
-                self._handle(s.OperatorFinished("", self._state()), out)
+                self._handle(s.OperatorFinished("", self._state(), self._handle_of("last")), out)
             case v.OutOfTime():
                 assert self.machine is not None
                 deadline = self.machine.next_deadline()
@@ -209,6 +223,8 @@ class SubtaskEnd:
         self.restored, self.begins_again = (), False
         self.stage, self.taken, self.left, self.known = None, 0, (), frozenset()
         self.open_calls.clear()
+        self.uploads = {}
+        self.uploaded = None
         self.urgent.clear()
         self.expected = {}
         out.append((v.To.BRIDGE, TaskEnded(self.task, self.run_id, 0, self.subtask, self.number, outcome)))
@@ -222,6 +238,9 @@ class SubtaskEnd:
             counts = state.state.split(b":")
             _, self.sent, self.received, self.got, input = map(int, counts[:5])
             self._restore_flights(*counts[5:])
+            check_files(state, self.files)
+            if self.uploaded is not None and state.files is not None:
+                self.uploaded.restored([(self.sent, state.files.manifest)])
             self.restored = (*self.restored, input)
         self.begins_again = message.input_begins_again
         for place, event in enumerate(message.held):
@@ -355,7 +374,8 @@ class SubtaskEnd:
                     self.sent += 1
                     self._handle(s.EventSubmitted(payload, in_snapshot=True, part=part), out)
                 self._check_snapshot()
-                self._handle(s.SnapshotTaken(barrier.checkpoint_id, self._state()), out)
+                taken = s.SnapshotTaken(barrier.checkpoint_id, self._state(), state_follows=self.files)
+                self._handle(taken, out)
             self.in_barrier = False
         self._handle_mail()
 
@@ -377,6 +397,21 @@ class SubtaskEnd:
         )
         left, flights = map(str, self.left), [f"{one.record}{'*' * one.landed}" for one in held]
         return counts + f":{self.taken},{'.'.join(left)},{'.'.join(flights)}".encode()
+
+    def _handle_of(self, name: str) -> StateHandle | None:
+        """The handle of the files that the state has now. It says which task stored them, and at which cut."""
+        return StateHandle(name, self.sent, b"", self.received, self.task) if self.files else None
+
+    def _store(self, checkpoint_id: int, content: int, out: list[v.Output]) -> str:
+        """Return the name of a file with this content, which may be stored already."""
+        assert self.uploaded is not None
+        name = self.uploaded.find(content)
+        if name is None:
+            name = file_name(FileOrigin(checkpoint_id + 1, 1), "a", self.subtask, self.task, "0", checkpoint_id)
+            self.uploaded.stored(content, name, checkpoint_id)
+            out.append((v.To.TRACKER, v.FileStored(name)))
+        self.uploaded.manifest_stored(checkpoint_id, [name])
+        return name
 
     def _handle_mail(self) -> None:
         """Handle everything before the next barrier."""
@@ -404,6 +439,12 @@ class SubtaskEnd:
                 v.demand(self.begins_again == (self.restored == (self.input,)), "H174", text)
                 self.started = True
                 self._begin_calls()
+            elif isinstance(item, s.MailboxCompleted | s.MailboxAborted):
+                stopped = item.checkpoint_id not in self.uploads
+                v.demand(stopped, "H190", f"task {self.task} uploads for {item.checkpoint_id}, which is over")
+                if self.uploaded is not None:
+                    done = isinstance(item, s.MailboxCompleted)
+                    (self.uploaded.completed if done else self.uploaded.aborted)(item.checkpoint_id)
 
     def _put(self, item: s.MailboxItem) -> None:
         if isinstance(item, s.MailboxEvent):
@@ -443,6 +484,22 @@ class SubtaskEnd:
                 case s.HandleUrgent(payload):
                     v.demand(not confirmed, "H23", f"task {self.task} confirms ahead of its urgent events")
                     self.urgent.append(payload)
+                case s.StartUpload(checkpoint_id, target):
+                    handle = self._handle_of(f"{target}at {checkpoint_id}")
+                    v.demand(handle is not None, "H190", f"task {self.task} uploads what it has not")
+                    self.uploads[checkpoint_id] = cast(StateHandle, handle)
+                case s.StopUpload(checkpoint_id):
+                    v.demand(
+                        self.uploads.pop(checkpoint_id, None) is not None,
+                        "H190",
+                        f"task {self.task} stops an upload for {checkpoint_id} that it has not begun",
+                    )
+                    assert self.machine is not None
+                    late = s.StateUploaded(checkpoint_id, StateHandle("late", 0, b"", 0, 0))
+                    if self.machine.state is not SubtaskStatus.OVER:
+                        v.demand(
+                            not self.machine.handle(late, 0.0), "H44", f"{late} counts, and its checkpoint is over"
+                        )
                 case s.EndAttempt():
                     self._end(Life.GONE, TaskOutcome.FAILED, out)
                     return
@@ -497,6 +554,7 @@ class SubtaskEnd:
             calls and self.taken < self.to_send and self._may_take(),
             len(self.open_calls) if calls else 0,
             may_send and stage is not None and self._may_leave(stage),
+            tuple(self.uploads),
         )
 
     def _may_leave(self, stage: InFlight[RecordFlight]) -> bool:
@@ -507,6 +565,14 @@ class SubtaskEnd:
         """Whether the stage takes another record: also one beyond the limit, if a barrier can only be met upstream."""
         assert self.stage is not None
         return self.stage.has_capacity or (bool(self.mailbox) and len(self.stage) == self.limit)
+
+
+def check_files(state: m.SubtaskState, has_files: bool) -> None:
+    """The files of a state are those that its task had at the same cut as its bytes (H190)."""
+    task, sent, received = map(int, state.state.split(b":")[:3])
+    of_cut = None if state.files is None else (state.files.files, state.files.size, state.files.total_bytes)
+    expected = (task, sent, received) if has_files else None
+    v.demand(of_cut == expected, "H190", f"{state} has files of {of_cut}, not of {expected}")
 
 
 def has_capacity(machine: SubtaskMachine, part: int) -> bool:

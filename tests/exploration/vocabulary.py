@@ -262,6 +262,26 @@ class OutOfTime:
 
 
 @dataclass(frozen=True)
+class EndUpload:
+    """The files of the snapshot for this checkpoint are stored, or cannot be."""
+
+    checkpoint_id: int
+    stored: bool = True
+
+
+@dataclass(frozen=True)
+class FileStored:
+    """The tracker's mailbox: a file is in the storage."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The driver lists the files, and deletes those that nothing needs."""
+
+
+@dataclass(frozen=True)
 class Trigger:
     savepoint: bool = False
 
@@ -274,9 +294,10 @@ class WriteEnds:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The coordinator's mailbox: take a snapshot, and cut."""
+    """The coordinator's mailbox: take a snapshot, and cut. ``target``: the folder for the files of a savepoint."""
 
     checkpoint_id: int
+    target: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from protocol.file_retention import UploadedFiles
 from protocol.gateway.types import ItemTaken
 from protocol.wire.messages import Confirm, Resume
 from tests.exploration import vocabulary as v
@@ -46,6 +47,7 @@ class Budget(IntEnum):
     RUNS = 9
     INTERRUPTIONS = 10
     RESTARTS = 11
+    UPLOAD_FAILURES = 12
 
 
 NEVER_ENDED = (Life.WAITING, Life.RUNNING, Life.LEAVING)
@@ -104,7 +106,8 @@ class World:
             task.run_id = RUN + self.run_of(slot)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
             task.abandons, task.parts, task.permits = scope.abandons, scope.parts, scope.permits
-            task.limit, task.ordered = scope.in_flight, scope.ordered
+            task.limit, task.ordered, task.files = scope.in_flight, scope.ordered, scope.files
+            task.uploaded = UploadedFiles() if scope.sweeps else None
             task.greeted, task.start_is_lost, task.has_urgent = scope.greets, scope.lost_starts, scope.urgent
             state += [
                 self.gateways.number(GatewayEnd(slot, scope)),

@@ -28,6 +28,8 @@ from protocol.wire.messages import (
     RestoredRequestMessage,
     RestoreMode,
     Resume,
+    StateFailed,
+    StateStored,
 )
 from tests.fuzz import samples
 from tests.fuzz.attackers import AT_MOST_ONE_LINE, Intruder
@@ -80,12 +82,17 @@ class _Speech:
             lambda: CheckpointAcknowledged(
                 task, seq, checkpoint_id, bytes(random.choice((0, 100_000))), self._held(), samples.positions(random)
             ),
-            lambda: Finished(task, seq, samples.text(random, 50), b"", samples.positions(random)),
+            lambda: CheckpointAcknowledged(task, seq, checkpoint_id, b"", (), (), 0, True),
+            lambda: StateStored(task, seq, checkpoint_id, samples.handle(random)),
+            lambda: StateFailed(task, seq, checkpoint_id, samples.text(random, 200)),
+            lambda: Finished(
+                task, seq, samples.text(random, 50), b"", samples.positions(random), samples.files(random)
+            ),
             lambda: Confirm(task, random.choice((0, 1, 2, 5, samples.natural(random)))),
             lambda: Resume(task, "victim", 0, random.randbytes(32)),
             lambda: replace(samples.message(random), task_attempt_id=task),  # of either direction
         )
-        weights = (20, 10, 10, 5, 3, 3, 8, 8, 4, 6, 1, 6, 1, 1)
+        weights = (20, 10, 10, 5, 3, 3, 8, 8, 4, 6, 3, 4, 2, 1, 6, 1, 1)
         return random.choices(choices, weights)[0]()
 
     def _held(self) -> tuple[HeldEvent, ...]:

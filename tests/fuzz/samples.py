@@ -34,6 +34,7 @@ from protocol.wire.messages import (
     SubtaskState,
     UpMessage,
 )
+from protocol.wire.state_handles import StateHandle
 from spark_bridge.bridge.relay.records import TASK_STATES
 
 LIMITS = WireLimits(
@@ -107,8 +108,24 @@ def _parts(random: Random) -> tuple[OperatorPart, ...]:
     return (OperatorPart(""), *(OperatorPart(name, random.random() < 0.5) for name in names))
 
 
+def handle(random: Random) -> StateHandle:
+    """Return the handle of a state in files."""
+    name = "/".join(random.choice(("7-1-ab", "0-12-cd-manifest", "x.y", "_=")) for _ in range(random.choice((1, 2, 5))))
+    size, total, count = random.choice((1, 4711, 2**30)), natural(random), random.choice((0, 1, 2**32 - 1))
+    low = random.choice((0, 5, 2**15 - 1))
+    groups = random.choice((None, (low, random.randint(low + 1, 2**15))))
+    return StateHandle(name, size, random.randbytes(32), total, count, groups)
+
+
+def files(random: Random) -> StateHandle | None:
+    """Return the handle of a state in files, or that it has none."""
+    return random.choice((None, handle(random)))
+
+
 def _states(random: Random) -> tuple[SubtaskState, ...]:
-    return tuple(SubtaskState(natural(random), blob(random, 300)) for _ in range(random.choice((0, 1, 4))))
+    return tuple(
+        SubtaskState(natural(random), blob(random, 300), files(random)) for _ in range(random.choice((0, 1, 4)))
+    )
 
 
 _FIELDS: dict[str, Callable[[Random], Any]] = {
@@ -121,6 +138,11 @@ _FIELDS: dict[str, Callable[[Random], Any]] = {
     "parts": _parts,
     "events_sent": positions,
     "states": _states,
+    "files": files,
+    "handle": handle,
+    "state_follows": lambda random: random.random() < 0.5,
+    "files_from": lambda random: text(random, 4096),
+    "target": lambda random: text(random, 4096),
     "operator_id": lambda random: text(random, LIMITS.name_chars_max, 1),
     "mode": lambda random: random.choice(list(RestoreMode)),
     "code": lambda random: random.choice(list(RefusalCode)),

@@ -18,7 +18,7 @@ from headgate.testing import OperatorTask, World
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.checkpoint_format import StoredCheckpoint, encode_checkpoint
 from protocol.wire.messages import RestoreMode
-from tests.golden.applications import APPLICATIONS, HELD, run
+from tests.golden.applications import APPLICATIONS, HELD, run, with_files
 from tests.primitives.histories import with_held_requests
 
 FOLDER = Path(__file__).parent
@@ -46,6 +46,8 @@ def in_every_format(name: str, checkpoint: CompletedCheckpoint) -> Iterator[Comp
     yield checkpoint
     if name == "requests":
         yield with_held_requests(checkpoint, HELD, subtask=1)
+    if name == "counts":
+        yield with_files(checkpoint)
     yield replace(checkpoint, partitions=0)
 
 

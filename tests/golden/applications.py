@@ -9,12 +9,14 @@ lost: the items of a queue, counts and distributions, splits and positions of a 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from headgate import CheckpointConfig, OperatorCoordinator, WorkQueue, chain
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.wire.state_handles import StateHandle
 from tests.primitives import histories, stage_histories
 from tests.simulation.checkers import demand
 
@@ -111,6 +113,30 @@ async def run(
         given = () if task is None else (task, records)
         await steps(world, [await world.launch_operator(subtask, *given) for subtask in range(parallelism)])
         return list(world.checkpoints)
+
+
+def files_of(subtask: int) -> StateHandle:
+    """The handle of the files that a subtask has, in the checkpoints with files. Nothing stored these."""
+    return StateHandle(
+        f"7-1-ab/{subtask}-100-cd-manifest", 4711, bytes([subtask] * 32), 2**30, 12, (subtask, subtask + 1)
+    )
+
+
+def with_files(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
+    """Return the checkpoint as it would be if each subtask had stored files beside the state that it has sent."""
+    return _with_files(checkpoint, files_of)
+
+
+def without_files(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
+    return _with_files(checkpoint, lambda subtask: None)
+
+
+def _with_files(checkpoint: CompletedCheckpoint, files: Callable[[int], StateHandle | None]) -> CompletedCheckpoint:
+    parts = {
+        subtask: replace(part, states=tuple(state._replace(files=files(state.subtask)) for state in part.states))
+        for subtask, part in checkpoint.subtask_states.items()
+    }
+    return replace(checkpoint, subtask_states=parts)
 
 
 async def goes_on(name: str, restored: CompletedCheckpoint, parallelism: int) -> None:

@@ -39,9 +39,9 @@ hears-attempts-that-are-over [feared; H3]
 cut-one-message-late [feared; H40 H41]
   The gateways hear of the cut one message of the coordinator later.
   @ actors.coordination.engine.coordinator:CoordinatorActor._take_snapshot
-  - self._announcer.announce(open_ones, CutReached(checkpoint_id))
+  - self._announcer.announce(open_ones, CutReached(checkpoint_id, target))
   + async def late() -> None:
-  +             [line.tell_direct(CutReached(checkpoint_id)) for line in open_ones]
+  +             [line.tell_direct(CutReached(checkpoint_id, target)) for line in open_ones]
   +         self._context.self_ref.tell(CallHandler(late))
 cut-overtaken-where-it-was-put-off [prototype; H41 H79]
   A gateway that is notified of the cut later gets an event of after the cut before that.

@@ -24,6 +24,7 @@ from tests.mutants.parts import PARTS
 from tests.mutants.peers import PEERS
 from tests.mutants.positions import POSITIONS
 from tests.mutants.settings import SETTINGS
+from tests.mutants.state_files import STATE_FILES
 from tests.mutants.storage import STORAGE
 from tests.mutants.upward import UPWARD
 from tests.mutants.values import VALUES
@@ -51,5 +52,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *BOOKKEEPING,
     *VALUES,
     *ASYNC_STAGES,
+    *STATE_FILES,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

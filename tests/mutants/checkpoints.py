@@ -75,8 +75,7 @@ complete-before-durable [feared; H40 H50]
 savepoint-is-a-restore-point [G6; H49]
   A savepoint becomes the checkpoint that resets refer to.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
-  - None if pending.savepoint else pending.stored
-  + pending.stored
+  ~ if pending.savepoint or pending.stored is None: => if pending.stored is None:
 savepoint-subsumes [G6; H49]
   A savepoint that is stored ends the lower checkpoints, and is told as complete.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
@@ -145,7 +144,7 @@ late-completion-counts [G5; H44]
 stored-before-the-cut [feared; H40 H78]
   A checkpoint whose subtasks have all acknowledged it is stored before the coordinator's snapshot is there.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.advance
-  - if self.phase is Phase.ACKNOWLEDGING and self.settled():
+  - if self.phase is Phase.ACKNOWLEDGING and not self._in_step[Step.AWAITING_ACKNOWLEDGE]:
   + if self.phase in (Phase.SNAPSHOTTING, Phase.ACKNOWLEDGING) and self.parts and self.settled():
   @ protocol.barrier_tracker.pending:PendingCheckpoint._whole
   ~ assert self.coordinator_state is not None => self.coordinator_state = self.coordinator_state or b""
@@ -155,7 +154,7 @@ one-of-many-may-be-torn [feared; H32]
   - if waits or (self._closed and not window.outside):
   + if waits:
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
-  F if part.events_taken != sent and not part.agrees(sent):
+  ~ (part.events_taken != sent and not part.agrees(sent)) => False
 last-of-many-moves-nothing-on [feared; H40]
   The last report of a step is taken like the others, and the checkpoint waits for nothing.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many

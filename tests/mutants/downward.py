@@ -24,8 +24,8 @@ confirms-when-sent [FLINK-23233; H23]
 reopens-at-barrier-injection [FLINK-28606; H41]
   The gateway reopens when the barrier leaves, not at the subtask's own acknowledgement.
   @ protocol.gateway.machine:GatewayMachine._reach_cut
-  - self._outbound.reach_cut(checkpoint_id, effects)
-  + self._outbound.reach_cut(checkpoint_id, effects); \
+  - self._outbound.reach_cut(checkpoint_id, input.target, effects)
+  + self._outbound.reach_cut(checkpoint_id, input.target, effects); \
   + checkpoint = self._outbound._checkpoints.get(input.checkpoint_id); \
   + checkpoint and checkpoint.phase.value == "barrier" and self._outbound._reopen(input.checkpoint_id, now, effects)
   @ protocol.gateway.outbound:GatewayOutbound._reopen

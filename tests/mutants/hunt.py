@@ -19,6 +19,7 @@ import pytest
 
 from protocol.attempts.ledger import AttemptLedger
 from protocol.barrier_tracker.tracker import BarrierTracker
+from protocol.file_retention import FileRetention
 from protocol.gateway.machine import GatewayMachine
 from protocol.subtask.machine import SubtaskMachine
 from tests.exploration import SCOPES, Scope, explore
@@ -35,7 +36,7 @@ from tests.simulation.world import World, run_world
 
 EAGER = (0.1, None, 0.0)
 """How often a checkpoint is requested, chosen by the seed: often, as the seed draws it, never."""
-MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
+MACHINES = (AttemptLedger, BarrierTracker, FileRetention, GatewayMachine, SubtaskMachine)
 
 EXPLORED = (
     "protocol.",

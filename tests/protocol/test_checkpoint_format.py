@@ -28,7 +28,9 @@ from protocol.wire.checkpoint_format import (
     encode_checkpoint,
 )
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.state_handles import pack_handle
 from protocol.wire.traces import join_traceparent
+from tests.protocol.test_state_handles import HANDLE, HANDLES
 
 SMALL = StoredCheckpoint(
     "words",
@@ -52,7 +54,7 @@ ENVELOPE = b"\x93\xc7\x00\x01"
 BYTES = st.binary(max_size=20) | st.binary(max_size=5).map(lambda data: ENVELOPE + data)
 PARTS = st.builds(
     SubtaskSnapshot,
-    st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20)), max_size=3).map(tuple),
+    st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20), st.none() | HANDLES), max_size=3).map(tuple),
     st.lists(st.builds(HeldEvent, NATURAL, BYTES, st.booleans(), st.integers(0, 2)), max_size=3).map(tuple),
     st.lists(NATURAL, max_size=3).map(positions),
     st.booleans(),
@@ -233,7 +235,7 @@ def test_the_head_alone_shows_another_length_or_another_kind(version: int) -> No
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
-    with pytest.raises(CheckpointTooNew, match=r"format 6, and this release reads 5: .*later one"):
+    with pytest.raises(CheckpointTooNew, match=r"format 7, and this release reads 6: .*later one"):
         decode_checkpoint(sealed(b"whatever it will be", version=FORMAT_VERSION + 1))
 
 
@@ -330,3 +332,32 @@ def test_arbitrary_bytes_are_not_a_checkpoint(data: bytes) -> None:  # H50
     for candidate in (data, sealed(data)):
         with pytest.raises(CheckpointCorrupt):
             decode_checkpoint(candidate)
+
+
+def test_the_files_of_a_state_are_in_the_sixth_format_and_only_there() -> None:  # H50, H190
+    """An earlier release can restore what has no files."""
+    with_files = with_checkpoint(
+        subtask_states={0: SubtaskSnapshot((SubtaskState(0, b"a", HANDLE), SubtaskState(4, b""))), 2: SubtaskSnapshot()}
+    )
+    data = encode_checkpoint(with_files)
+    assert data[11] == 6
+    assert encode_checkpoint(SMALL)[11] == 1
+    assert decode_checkpoint(data) == with_files
+    assert list(msgpack_values(data))[8:16] == [0, 0, 2, 0, b"a", pack_handle(HANDLE), 4, b""]
+
+
+@pytest.mark.parametrize("files", [b"\x01", bytes(80), "text", 7])
+def test_files_that_are_not_a_handle_are_damage(files: Any) -> None:  # H50
+    with_files = with_checkpoint(subtask_states={0: SubtaskSnapshot((SubtaskState(0, b"a", HANDLE),))})
+    values = list(msgpack_values(encode_checkpoint(with_files)))
+    place = values.index(pack_handle(HANDLE))
+    assert decode_checkpoint(sealed(body_of(*values), version=6)) == with_files
+    values[place] = files
+    with pytest.raises(CheckpointCorrupt, match="the files of a state must"):
+        decode_checkpoint(sealed(body_of(*values), version=6))
+
+
+def test_a_handle_that_could_not_be_read_again_is_not_written() -> None:
+    wrong = with_checkpoint(subtask_states={0: SubtaskSnapshot((SubtaskState(0, b"a", HANDLE._replace(files=-1)),))})
+    with pytest.raises(LocalProtocolError, match="cannot be encoded: the files of a state must say the number"):
+        encode_checkpoint(wrong)

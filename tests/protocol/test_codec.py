@@ -36,6 +36,7 @@ from protocol.wire.codec import (
 from protocol.wire.extension_types import ExtensionType
 from protocol.wire.format import BY_KIND
 from protocol.wire.framing import CLAIMS_UNCHECKED
+from protocol.wire.state_handles import StateHandle
 from tests.fuzz.target import within_memory
 
 SMALL = WireLimits(
@@ -47,6 +48,7 @@ SMALL = WireLimits(
     text_chars_max=30,
     held_events_max=3,
 )
+FILES = StateHandle("9-1-ab/0-100-cd-manifest", 4711, bytes(range(32)), 2**30, 12, (0, 128))
 SAMPLES: tuple[m.Message, ...] = (
     m.EventMessage(7, 1, b"\xc0"),
     m.Confirm(7, 0),
@@ -59,8 +61,12 @@ SAMPLES: tuple[m.Message, ...] = (
     m.CheckpointAcknowledged(
         7, 4, 5, b"state", (m.HeldEvent(3, b"\x01"), m.HeldEvent(0, b"\x02", is_request=True)), (12,)
     ),
+    m.CheckpointAcknowledged(7, 4, 5, b"state", (), (12,), state_follows=True),
+    m.StateStored(7, 5, 5, FILES, 3),
+    m.StateFailed(7, 5, 5, "disk full", 3),
     m.CheckpointDeclined(7, 5, 5, "no"),
     m.Finished(7, 6, "", b"", (12,)),
+    m.Finished(7, 6, "", b"", (12,), FILES),
     m.RestoredEventMessage(7, 7, 3, b"\xc2"),
     m.Heartbeat(7),
     m.RestoredRequestMessage(7, 8, 3, b"\xc3"),
@@ -69,12 +75,25 @@ SAMPLES: tuple[m.Message, ...] = (
         7, 2, 9, (m.SubtaskState(1, b""), m.SubtaskState(5, b"s")), (m.HeldEvent(5, b"\x01"),), 0.5, 100, 1000, (8,)
     ),
     m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, (), hold_events=False),
+    m.Registered(
+        7,
+        2,
+        9,
+        (m.SubtaskState(1, b"", FILES),),
+        (),
+        0.5,
+        100,
+        1000,
+        (8,),
+        files_from="s3://bucket/savepoint-one.state",
+    ),
     m.Resumed(7, 4),
     m.Refused(7, m.RefusalCode.CONCURRENT_RUN, "one at a time"),
     m.AttemptEnded(7, "killed"),
     m.CoordinatorAwaited(7, "handle_request(subtask=1, attempt=0)", 10.5, "jobs.py:31 in meet"),
     m.AnswerMessage(7, 1, 4, "", b"\xc2"),
     m.CloseForCheckpoint(7, 2, 6),
+    m.SavepointTarget(7, 3, 6, "s3://bucket/savepoint-one.state"),
     m.BarrierMessage(7, 3, 6, 2),
     m.CheckpointCompleted(7, 4, 6),
     m.CheckpointAborted(7, 5, 7),
@@ -146,7 +165,9 @@ def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
 def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
     for name, values in (("states", ([pair], [])), ("held", ([], [pair]))):
         with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} (must|1 exceeds max_map_len)"):
-            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, b"", b"", 0.0, True, False, "", [["", False]]))
+            decode_message(
+                packed(30, 7, 2, 5, *values, 1.0, 100, 1000, b"", b"", 0.0, True, False, "", [["", False]], "")
+            )
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -171,7 +192,7 @@ def test_one_invalid_entry_among_many_is_found(place: int, entry: object, text: 
     """The entries are checked by column, and their extremes stand for all."""
     held: list[object] = [(sender, bytes(sender), sender % 2 == 0, sender % 3) for sender in range(99)]
     held.insert(place, entry)
-    body = packed(15, 7, 1, 1, b"state", held, b"", 0)
+    body = packed(15, 7, 1, 1, b"state", held, b"", 0, False)
     assert len(body) > CLAIMS_UNCHECKED
     with pytest.raises(RemoteProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
         decode_message(body)
@@ -186,7 +207,7 @@ def test_lists_inside_an_entry_take_no_more_memory_than_entries_may() -> None:  
     tree = b"\x90"
     while len(tree) < 200_000:
         tree = b"\x93" + tree * 3
-    body = b"\x98\x0f\x07\x01\x01\xc4\x00\xdc\x00\x10" + tree * 16 + b"\x00\x00"
+    body = b"\x99\x0f\x07\x01\x01\xc4\x00\xdc\x00\x10" + tree * 16 + b"\xc4\x00\x00\xc2"
 
     def refused(data: bytes) -> None:
         with pytest.raises(RemoteProtocolError, match=r"held must hold lists of single values"):
@@ -266,9 +287,9 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
             decode_message(codec._REPORT_FRAME.pack(0, 0x95, 35, *numbers, 0xCF, count | last)[4:])
         with pytest.raises(RemoteProtocolError, match="must be from"):
             decode_message(codec._BARRIER_FRAME.pack(0, 0x96, 36, *numbers, 0xCF, count, 0xCF, last)[4:])
-        head = codec._ACKNOWLEDGED_HEAD.pack(0, 0x98, 15, *numbers, 0xC6, 2)[4:]
+        head = codec._ACKNOWLEDGED_HEAD.pack(0, 0x99, 15, *numbers, 0xC6, 2)[4:]
         with pytest.raises(RemoteProtocolError, match="must be from"):
-            decode_message(head + b"st" + codec._ACKNOWLEDGED_ENDS[2].pack(0x90, 0xC5, 16, count, 1, 0xCF, last))
+            decode_message(head + b"st" + codec._ACKNOWLEDGED_ENDS[2].pack(0x90, 0xC5, 16, count, 1, 0xCF, last, 0xC2))
 
 
 @pytest.mark.parametrize("last", range(m.PARTS_MAX, 256))
@@ -280,9 +301,9 @@ def test_the_fixed_layout_refuses_an_impossible_part(last: int) -> None:  # H62,
 
 
 def test_an_acknowledgement_whose_state_is_not_as_long_as_it_claims_is_refused() -> None:
-    end = codec._ACKNOWLEDGED_ENDS[0].pack(0x90, 0xC5, 0, 0xCF, 0)
+    end = codec._ACKNOWLEDGED_ENDS[0].pack(0x90, 0xC5, 0, 0xCF, 0, 0xC2)
     for claimed in (0, 1, 3, 20, 21, 2**32 - 1):
-        head = codec._ACKNOWLEDGED_HEAD.pack(0, 0x98, 15, 0xCF, 1, 0xCF, 1, 0xCF, 1, 0xC6, claimed)[4:]
+        head = codec._ACKNOWLEDGED_HEAD.pack(0, 0x99, 15, 0xCF, 1, 0xCF, 1, 0xCF, 1, 0xC6, claimed)[4:]
         with pytest.raises(RemoteProtocolError):
             decode_message(head + b"st" + end)
 
@@ -341,7 +362,7 @@ def test_positions_that_end_with_0_or_are_too_many_do_not_leave_and_are_refused(
     data = b"".join(count.to_bytes(8, "big") for count in counts)
     for held in ((), ((1, b"", False, 0),)):
         with pytest.raises(RemoteProtocolError, match=r"CheckpointAcknowledged\.events_sent must have"):
-            decode_message(packed(15, 1, 1, 1, b"", held, data, 0))
+            decode_message(packed(15, 1, 1, 1, b"", held, data, 0, False))
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -349,7 +370,7 @@ def test_positions_whose_bytes_are_not_whole_numbers_are_refused() -> None:  # H
     for held in ((), ((1, b"", False, 0),)):
         for size in (1, 7, 9):
             with pytest.raises(RemoteProtocolError, match="events_sent must have 8 bytes for each of at most 128"):
-                decode_message(packed(15, 1, 1, 1, b"", held, bytes(size), 0))
+                decode_message(packed(15, 1, 1, 1, b"", held, bytes(size), 0, False))
 
 
 def test_what_is_not_a_message_does_not_leave() -> None:
@@ -411,7 +432,9 @@ def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_time_that_is_not_a_time_is_refused(value: float) -> None:
     with pytest.raises(RemoteProtocolError, match="reconnect_timeout_s"):
-        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, b"", b"", 0.0, True, False, "", [["", False]]))
+        decode_message(
+            packed(30, 7, 2, -1, (), (), value, 100, 1000, b"", b"", 0.0, True, False, "", [["", False]], "")
+        )
 
 
 @given(st.binary(max_size=200))

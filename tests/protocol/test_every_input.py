@@ -54,8 +54,11 @@ from protocol.subtask.machine import SubtaskMachine, SubtaskStatus
 from protocol.subtask.outbound import SubtaskPhase
 from protocol.wire import messages as m
 from protocol.wire.messages import HeldEvent, OperatorPart, Register, RestoreMode, SubtaskState
+from protocol.wire.state_handles import StateHandle
 from tests.exploration.freezing import freeze
 
+HANDLE = StateHandle("7-1-ab/0-100-cd", 100, bytes(32), 2**20, 3)
+OTHER_HANDLE = HANDLE._replace(manifest="7-1-ab/1-101-cd", key_groups=(0, 8))
 HUGE = 2**63
 """One more than the largest number on the wire."""
 Pool = tuple[Iterable[Any], Iterable[Any]]
@@ -73,6 +76,9 @@ DEFAULTS: dict[str, Pool] = {
     "tuple[OperatorPart, ...]": ([(OperatorPart(""),)], []),
     "tuple[HeldEvent, ...]": ([(), (HeldEvent(2, b"held"),)], [(HeldEvent(2, b"held", part=3),)]),
     "tuple[SubtaskState, ...]": ([()], []),
+    "StateHandle": ([HANDLE, OTHER_HANDLE], []),
+    "StateHandle | None": ([None, HANDLE], []),
+    "dict[StateHandle, StateHandle]": ([{}], [{HANDLE: OTHER_HANDLE}]),
 }
 """The values of a field that no walk mentions, by its type."""
 TABLES = (ONE_PART, PartTable((OperatorPart(""), OperatorPart("pages"), OperatorPart("permits", outside=True))))
@@ -342,6 +348,8 @@ class GatewayWalk(EndWalk):
         g.CutReached: GatewayPhase.REQUESTED,
         m.ClosedForCheckpoint: GatewayPhase.REQUESTED,
         m.CheckpointAcknowledged: GatewayPhase.BARRIER,
+        m.StateStored: GatewayPhase.UPLOADING,
+        m.StateFailed: GatewayPhase.UPLOADING,
         m.CheckpointDeclined: GatewayPhase.BARRIER,
     }
 
@@ -386,7 +394,8 @@ class GatewayWalk(EndWalk):
     def leading(self) -> list[type]:
         inbound, phases = self.machine._inbound, list(self.phases().values())
         if self.machine.state is not GatewayState.ATTACHED:
-            return [g.ConnectionAttached] if self.machine.state is GatewayState.DETACHED else []
+            answers = [g.AnswerSubmitted] if inbound._unanswered else []
+            return [g.ConnectionAttached, *answers] if self.machine.state is GatewayState.DETACHED else []
         kinds = [
             m.Confirm,
             g.ItemTaken,
@@ -396,6 +405,7 @@ class GatewayWalk(EndWalk):
         kinds += [g.CloseRequested if self.machine._outbound.closes else g.CutReached] if len(phases) < 3 else []
         kinds += [g.CheckpointOver] if GatewayPhase.ACKNOWLEDGED in phases else []
         kinds += [] if inbound._ready else [g.ReadyAnnounced]
+        kinds += [] if inbound._unanswered else [m.RequestMessage]
         return [*kinds, m.Opened] if inbound._peer is Peer.RESTORING else kinds
 
     def state(self) -> Hashable:
@@ -416,6 +426,9 @@ class SubtaskWalk(EndWalk):
         s.BarrierArrived: SubtaskPhase.CLOSED,
         s.SnapshotTaken: SubtaskPhase.BARRIER,
         s.SnapshotRefused: SubtaskPhase.BARRIER,
+        s.StateUploaded: SubtaskPhase.UPLOADING,
+        s.UploadFailed: SubtaskPhase.UPLOADING,
+        m.SavepointTarget: SubtaskPhase.CLOSED,
         m.CheckpointCompleted: SubtaskPhase.SNAPSHOT,
         m.CheckpointAborted: SubtaskPhase.DECLINED,
     }
@@ -439,7 +452,8 @@ class SubtaskWalk(EndWalk):
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         came, asked = self.machine._inbound.stream.received_seq, sorted(self.machine._outbound._open_requests)
         values = super().values(kind, fits)
-        if kind is m.BarrierMessage and not self.machine._outbound.hold_events:  # the first sign of its checkpoint
+        first = kind in (m.BarrierMessage, m.SavepointTarget)
+        if first and not self.machine._outbound.hold_events:  # the first sign of its checkpoint
             latest = self.machine._outbound._latest or 0
             values["checkpoint_id"] = [latest + 1, latest + 3], [*self.phases(), latest, -1, HUGE]
         return {
@@ -496,9 +510,13 @@ class TrackerWalk(Walk):
         config = b.CheckpointConfig(
             10.0, failures, pick(modes), pick(intervals), pick(pauses), immediately, hold_events=hold_events
         )
-        snapshot = b.SubtaskSnapshot((SubtaskState(0, b"0"),), (HeldEvent(0, b"h"),), (5,))
+        state = SubtaskState(0, b"0", pick((None, HANDLE)))
+        snapshot = b.SubtaskSnapshot((state,), (HeldEvent(0, b"h"),), (5,))
         restored = b.CompletedCheckpoint(4, pick((3, 2)), b"c", {0: snapshot})
-        return BarrierTracker("words", 3, config, pick((None, restored)), barriers_apart=apart)
+        elsewhere = pick((True, False))
+        return BarrierTracker(
+            "words", 3, config, pick((None, restored)), restored_elsewhere=elsewhere, barriers_apart=apart
+        )
 
     def row(self) -> Any:
         return self.machine.phase
@@ -528,6 +546,7 @@ class TrackerWalk(Walk):
             turns = [(part.attempt, n) for n in acts for part in pending[n].parts.values() if self.in_turn(kind, part)]
             chosen = self.dice.choice(turns) if turns else None
             ids, attempts = (acts, attempts) if chosen is None else ([chosen[1]], [chosen[0]])
+            ids = ids[:1]
         elif kind is a.AttemptAccepted:
             idle = sorted({0, 1, 2} - {one.attempt.subtask for one in known}) or [0, 1, 2]
             strangers += attempts
@@ -555,6 +574,11 @@ class TrackerWalk(Walk):
             "recorded": ([{}], [{task: (HeldEvent(0, b"r"),) for task in restored}]),
             "reason": ([FailureReason(FailureKind.KILLED, "")] if kind is a.SubtaskFailed else ["no"], []),
             "connection_id": ([attempt.task_attempt_id], []),
+            "copied": (
+                [{files: files._replace(manifest=f"copy-{self.fresh}") for files in pending[ids[0]].to_copy}]
+                if kind is b.CheckpointStored and ids else [{}],
+                [{HANDLE: OTHER_HANDLE}],
+            ),
         }  # fmt: skip
 
     @staticmethod
@@ -574,6 +598,7 @@ class TrackerWalk(Walk):
             b.SubtaskClosed,
             b.CoordinatorSnapshotTaken,
             b.SubtaskAcknowledged,
+            b.SubtaskStateStored,
             b.RecordedCollected,
             b.CheckpointStored,
         )
@@ -595,7 +620,7 @@ class TrackerWalk(Walk):
         if type(input) in PENDING:  # H40, H44
             match PENDING[type(input)][[*Phase].index(row)]:
                 case Verdict.ACT:
-                    assert changed
+                    assert changed or (error and isinstance(input, b.CheckpointStored))  # with other copies
                 case Verdict.STALE:
                     assert names == ["ReportStale"]
                 case Verdict.ABORT:

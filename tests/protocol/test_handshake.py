@@ -43,10 +43,10 @@ def test_two_ends_with_one_secret_know_each_other() -> None:  # H61
 def test_the_bytes_on_the_wire_are_those_of_the_specification() -> None:  # H61
     client, server = a_client(), a_server()
     hello = client.initial_bytes()
-    assert hello == b"HDGT\x00\x0a" + KEY.identity + CLIENT_NONCE
+    assert hello == b"HDGT\x00\x0b" + KEY.identity + CLIENT_NONCE
     challenge = server.receive(hello)
-    assert challenge == b"HDGT\x00\x0a" + SERVER_NONCE
-    transcript = b"\x00\x0a" + KEY.identity + CLIENT_NONCE + SERVER_NONCE
+    assert challenge == b"HDGT\x00\x0b" + SERVER_NONCE
+    transcript = b"\x00\x0b" + KEY.identity + CLIENT_NONCE + SERVER_NONCE
     proof = client.receive(challenge)
     assert proof == hmac.new(KEY.secret, b"headgate-client" + transcript, hashlib.sha256).digest()
     answer = server.receive(proof)
@@ -123,7 +123,7 @@ def test_both_ends_name_both_versions_when_they_differ(ours: int, theirs: int) -
 def test_another_version_is_told_before_the_rest_of_its_hello_is_here() -> None:
     # H60: the hello of a later version may be longer or shorter than ours.
     with pytest.raises(VersionMismatch):
-        a_server().receive(b"HDGT\x00\x0b")
+        a_server().receive(b"HDGT\x00\x0c")
 
 
 @pytest.mark.parametrize("wrong_at", range(4))
@@ -137,13 +137,13 @@ def test_a_stranger_is_refused_at_its_first_wrong_byte(wrong_at: int) -> None:  
 
 def test_a_server_refuses_its_own_nonce() -> None:  # H61: no reflection
     with pytest.raises(HandshakeFailed, match="own nonce"):
-        a_server().receive(b"HDGT\x00\x0a" + KEY.identity + SERVER_NONCE)
+        a_server().receive(b"HDGT\x00\x0b" + KEY.identity + SERVER_NONCE)
 
 
 def test_a_client_refuses_its_own_words_back() -> None:  # H61: no reflection
     client = a_client()
     with pytest.raises(HandshakeFailed, match="own nonce"):
-        client.receive(b"HDGT\x00\x0a" + CLIENT_NONCE)
+        client.receive(b"HDGT\x00\x0b" + CLIENT_NONCE)
 
 
 def test_the_clients_own_proof_is_not_a_proof_of_a_server() -> None:  # H61: the labels differ

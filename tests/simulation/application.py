@@ -88,7 +88,7 @@ class Settings:
     each task holds so many items; 0 means that it is not. ``team``: a group is a part of it, "fixed" or "elastic".
     ``stages``: the operator is a chain of stages. ``in_flight``: one of them is an async stage with so many calls at a
     time; 0 means that none is. ``ordered``: its results leave in the order of the records. ``behind_plain``: a plain
-    function comes before it.
+    function comes before it. ``files``: tasks store a part of their states themselves (H190).
     """
 
     mode: RestoreMode
@@ -112,6 +112,7 @@ class Settings:
     in_flight: int = 0
     ordered: bool = False
     behind_plain: bool = False
+    files: bool = False
 
 
 @dataclass

@@ -42,7 +42,12 @@ from protocol.attempts import (
     RunEnded,
     SubtaskFailed,
 )
-from protocol.barrier_tracker import CompletedCheckpoint, NotifyCheckpointAborted, NotifyCheckpointComplete
+from protocol.barrier_tracker import (
+    CompletedCheckpoint,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+)
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.errors import LocalProtocolError
 from protocol.gateway.machine import GatewayState
@@ -68,12 +73,14 @@ from tests.simulation.network import Connection
 from tests.simulation.server import Router
 
 if TYPE_CHECKING:
+    from tests.simulation.state_files import DriverFiles
     from tests.simulation.world import World
 
 LOOKS_MAX = 2
 """How many looks may see something overdue: at the first one, its timer has not fired yet."""
 OWN_FAULT = re.compile(
-    r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.* had taken \d+ at the cut$"
+    r"not complete within|coordinator: |storage: "
+    r"|\S+ \(task \d+\) (declined|could not store the files of its state): |.* had taken \d+ at the cut$"
 )
 """The abort reasons that count as failures of the checkpoint (H45)."""
 
@@ -94,6 +101,7 @@ class InvariantMonitor:
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
         self.in_doubt: set[int] = set()  # aborted while being written, and none has completed since
+        self.files: DriverFiles | None = None
         self.savepoints: set[int] = set()
         self.savepoints_over: set[int] = set()
         self.begun_before: set[int] = set()  # checkpoints that were in progress when a run ended
@@ -243,8 +251,12 @@ class InvariantMonitor:
                 self._failed_beside[attempt.task_attempt_id] = beside
             case NotifyCheckpointComplete(checkpoint_id):
                 self._complete(checkpoint_id)
-            case NotifyCheckpointAborted(checkpoint_id):
+            case NotifyCheckpointAborted(checkpoint_id, in_doubt=in_doubt):
                 self._abort(checkpoint_id)
+                if self.files is not None:
+                    self.files.given_up(checkpoint_id, in_doubt=in_doubt)
+            case NotifyCheckpointDiscarded(checkpoint_id) if self.files is not None:
+                self.files.doubt_ended(checkpoint_id)
             case GlobalFailureRaised():
                 self._failures = 0
                 late = isinstance(cell._instance, CoordinatorActor) and self.is_behind_a_reset()
@@ -342,6 +354,8 @@ class InvariantMonitor:
     def triggered(self, checkpoint_id: int) -> None:
         """Record an id that the tracker has taken."""
         self._triggered.add(checkpoint_id)
+        if self.files is not None:
+            self.files.began(checkpoint_id)
         if self._asks_for_savepoint:
             self.savepoints.add(checkpoint_id)
             self._asks_for_savepoint = False
@@ -355,6 +369,8 @@ class InvariantMonitor:
         self.in_doubt.clear()
         self._failures = 0
         world.figures.checkpoints += 1
+        if self.files is not None:
+            self.files.completed(checkpoint_id)
 
     def _abort(self, checkpoint_id: int) -> None:
         world, statistics = self._world, self._statistics

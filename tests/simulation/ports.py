@@ -162,6 +162,8 @@ class SimulatedSession(StorageSession):
         """Check a checkpoint that is about to be written."""
         with judged(self._world):
             self._monitor.check_stored(checkpoint, self._application, savepoint=savepoint)
+            if self._monitor.files is not None:
+                self._monitor.files.stored(checkpoint)
         self._world.storage.begin(checkpoint, self._application.ways)
 
 

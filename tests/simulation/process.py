@@ -29,6 +29,7 @@ from tests.simulation.network import Connection
 from tests.simulation.parts import TaskParts
 from tests.simulation.pending_actions import PAUSE_S
 from tests.simulation.stages import TaskStages
+from tests.simulation.state_files import TaskFiles
 from tests.simulation.troubles import Trap, Troubles
 from tests.simulation.work import Work
 
@@ -86,6 +87,8 @@ class Process:
         elif application.settings.stages:
             self.parts = TaskStagesWithCalls(self) if application.settings.in_flight else TaskStages(self)
         self.finishes: dict[str, bytes] | None = None  # the final states of the parts, while the rest is sent
+        files = world.driver.files
+        self.files = None if files is None else TaskFiles(self, world, files.epoch)
         self.waits_for_capacity = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
         self.handled = 0  # events
@@ -110,6 +113,8 @@ class Process:
         if troubles.frozen:
             return [self.rest]
         actions = self.io_actions()
+        if self.files is not None and self.files.uploads:
+            actions.append(self.files.go_on)
         if self.parts is not None:
             actions += self.parts.background_actions()
         if troubles.next_relief(self.connection) < inf:
@@ -291,6 +296,8 @@ class Process:
             return
         self.record.parts = tuple(part.name for part in message.parts)
         self.work.restore(message)
+        if self.files is not None:
+            self.files.restore(message.states)
         self.input_begins_again = message.input_begins_again
         self.record.sent_up_at = self.world.now
         self.token = message.token
@@ -451,6 +458,8 @@ class Process:
                 self.world.check_told(checkpoint_id, completed=completed)
                 if self.parts is not None:
                     self.parts.hear_end(checkpoint_id, completed=completed)
+                if self.files is not None and completed:
+                    self.files.completed(checkpoint_id)
 
     def take_event(self, payload: bytes, part: int) -> None:
         self.handled += 1
@@ -490,7 +499,8 @@ class Process:
             if self.work.sendable() and random.random() < self.application.settings.in_snapshot:
                 self.send(in_snapshot=True)
         of_parts = {} if self.parts is None else self.parts.snapshot_state(checkpoint_id)
-        self.step(s.SnapshotTaken(checkpoint_id, self.work.state(of_parts)))
+        taken = s.SnapshotTaken(checkpoint_id, self.work.state(of_parts), state_follows=self.files is not None)
+        self.step(taken)
 
     def awaits_events(self) -> bool:
         """Whether some awaited events have arrived and others are still to come."""
@@ -527,7 +537,8 @@ class Process:
             self.finishes = None
             return
         self.life = Life.LEAVING
-        self.step(s.OperatorFinished("", self.work.state(self.finishes)))
+        files = None if self.files is None else self.files.final()
+        self.step(s.OperatorFinished("", self.work.state(self.finishes), files))
 
     def fail(self, why: str = "the operator raised") -> None:
         """Try to send a completion message, then end the process."""
@@ -548,6 +559,8 @@ class Process:
     def die(self, *, flush: bool = False) -> None:
         """Die without a message, except for data already in the socket."""
         self.life = Life.GONE
+        if self.files is not None:
+            self.files.die()
         if self.parts is not None:  # also if it was killed: the chain of stages must not outlive it in this process
             self.parts.close()
         if self.connection is not None:
@@ -589,3 +602,9 @@ class Process:
                 self.waits_for_capacity = False
             elif isinstance(effect, s.ResolveRequest):
                 self.hear_answer_to(effect)
+            elif isinstance(effect, s.StartUpload):
+                assert self.files is not None
+                self.files.start(effect.checkpoint_id)
+            elif isinstance(effect, s.StopUpload):
+                assert self.files is not None
+                self.files.stop(effect.checkpoint_id)

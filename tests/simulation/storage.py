@@ -98,6 +98,7 @@ class Storage:
         self.random = random
         self.disk = Disk(random, now, tell)
         self.written: dict[int, Stored] = {}
+        self.state_files: dict[str, str] = {}  # that tasks have stored themselves, by name
         self.applications = 0
         self.slowness = random.choice([0.0, 0.0, 0.95, 0.998])  # while something else can happen
         self.stride = random.choice([30, 5, 1])

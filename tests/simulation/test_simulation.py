@@ -37,13 +37,13 @@ def test_a_world_in_which_a_checker_was_once_mistaken_is_right(seed: int) -> Non
     A task that resumes is heard when its gateway gets the new connection, not when the driver reads from it.
     An event that waits for an urgent one of a part outside of checkpoints is confirmed, and not in the mailbox yet.
     """
-    world, error = run_world(seed)
+    world, error = run_world(seed, files=0.0)
     assert error is None, "\n".join(world.story[-100:])
 
 
 @pytest.mark.parametrize("seed", [2083, 23519433, 164962490, 263741694, 506000235, 655497011, 739269127, 966184581])
 def test_a_world_with_ready_made_parts_that_once_broke_a_rule_keeps_it(seed: int) -> None:  # H80, H100, H101
-    world, error = run_world(seed, chains=1.0, teams=0.0, inputs=0.0)
+    world, error = run_world(seed, chains=1.0, teams=0.0, inputs=0.0, files=0.0)
     assert error is None, "\n".join(world.story[-100:])
     assert world.figures.happenings["an item"]
 
@@ -51,10 +51,19 @@ def test_a_world_with_ready_made_parts_that_once_broke_a_rule_keeps_it(seed: int
 @pytest.mark.parametrize("seed", [6, 48, 65, 310, 418, 654])
 def test_an_async_stage_has_one_result_for_each_record(seed: int) -> None:  # H180, H181
     """Ordered and not, behind the source and behind a plain function, while tasks and drivers die and are rescaled."""
-    world, error = run_world(seed, chains=0.0, staged=1.0, paid=1.0)
+    world, error = run_world(seed, chains=0.0, staged=1.0, paid=1.0, files=0.0)
     assert error is None, "\n".join(world.story[-100:])
     assert world.figures.happenings["a call ends"]
     assert world.figures.happenings["an input in flight is restored"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4, 6, 10, 11])
+def test_states_in_files_are_whole_wherever_they_are_restored(seed: int) -> None:  # H190, H191
+    """Tasks and drivers die during uploads and sweeps; a checkpoint and a restore have all files of one cut."""
+    world, error = run_world(seed, files=1.0)
+    assert error is None, "\n".join(world.story[-100:])
+    for happening in ("a state in files is stored", "a file is named again", "files are swept"):
+        assert world.figures.happenings[happening]
 
 
 @pytest.mark.parametrize("seed", [0, None], ids=["a write of a savepoint fails", "fresh"])

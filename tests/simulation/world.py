@@ -59,6 +59,8 @@ STAGED = 0.2
 """How likely the operator of another world is a chain of stages."""
 PAID = 0.6
 """How likely one of the stages makes a call for each record, beside others."""
+FILES = 0.3
+"""How likely tasks store a part of their states as files."""
 HELD_BACK = 0.7
 """How likely the relay holds back the facts of stages that nobody watches, as with a JVM; Py4J holds none."""
 
@@ -106,6 +108,7 @@ class World:
         staged: float = STAGED,
         inputs: float = INPUTS,
         paid: float = PAID,
+        files: float = FILES,
     ) -> None:
         self.seed = seed
         self.random = random = Random(seed)
@@ -139,6 +142,8 @@ class World:
                     ordered=calls.random() < 0.5,
                     behind_plain=calls.random() < 0.4,
                 )
+        if Random(f"files {seed}").random() < files:
+            self.settings = settings = replace(settings, files=True)
         self.inputs: Inputs | None = None
         if settings.mode is RestoreMode.STREAMING and Random(f"with inputs {seed}").random() < inputs:
             self.inputs = Inputs(seed)
@@ -548,6 +553,8 @@ class World:
         self.was_completed |= self.driver.monitor.completed
         if not restore:
             restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
+            if self.settings.files:  # an earlier one may be of a late write, whose files are gone
+                restore = "latest"
         successor, self.successor = self.successor, None
         if successor is not None:
             self.start_application(successor.application, successor)
@@ -674,15 +681,16 @@ def run_world(
     staged: float = STAGED,
     inputs: float = INPUTS,
     paid: float = PAID,
+    files: float = FILES,
 ) -> tuple[World, Exception | None]:
     """Run one world; return it with the error, if there was one. Any exception is a finding.
 
     ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice. ``chains``: how likely
     the operator is a chain with ready-made parts. ``teams``: how likely a group is one of them. ``staged``: how likely
     another operator is a chain of stages. ``inputs``: how likely the jobs of a streaming world have inputs. ``paid``:
-    how likely one of the stages makes a call for each record.
+    how likely one of the stages makes a call for each record. ``files``: how likely states have files.
     """
-    world = World(seed, eager, chains, teams, staged, inputs, paid)
+    world = World(seed, eager, chains, teams, staged, inputs, paid, files)
     try:
         world.run()
     except Exception as error:

@@ -64,6 +64,7 @@ from protocol.attempts import (
 )
 from protocol.barrier_tracker import (
     AbortRequested,
+    AwaitUploads,
     CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
@@ -529,8 +530,10 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         match effect:
             case ReopenSubtask(attempt, checkpoint_id):
                 self._gateways.tell([attempt], CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-            case StoreCheckpoint(checkpoint, savepoint):
-                self._store(checkpoint, savepoint)
+            case StoreCheckpoint(checkpoint, savepoint, to_copy):
+                self._store(checkpoint, savepoint, copies=len(to_copy))
+            case AwaitUploads():
+                pass  # it is shown, and the subtasks report by themselves
             case DiscardCheckpoint(checkpoint_id):
                 self._writes.take_back(checkpoint_id)
             case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
@@ -590,10 +593,14 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case _:
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
-    def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool) -> None:
+    def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool, *, copies: int) -> None:
         checkpoint = replace(checkpoint, parts=self._table.names)
         if self._config.mode is RestoreMode.STREAMING:
             checkpoint = replace(checkpoint, label=self._labels.of(checkpoint.checkpoint_id))
+        if copies:
+            discard = self._ports.discard_savepoint if savepoint else self._ports.discard
+            self._writes.start(checkpoint, _refuse_copies, discard)
+            return
         if not savepoint:
             self._writes.start(checkpoint, self._ports.store, self._ports.discard)
             return
@@ -666,6 +673,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._awaiting_settled.clear()
 
 
+async def _refuse_copies(checkpoint: CompletedCheckpoint) -> None:
+    raise CheckpointFailed(
+        f"checkpoint {checkpoint.checkpoint_id} needs copies of files that its subtasks have stored, which this "
+        "release cannot make: take a checkpoint instead of a savepoint"
+    )
+
+
 OBSERVED_INPUTS = frozenset({CheckpointTriggered, CoordinatorSnapshotTaken})
 ONE_FOR_EACH_SUBTASK = frozenset({CloseSubtask})
 OBSERVED_EFFECTS = frozenset(
@@ -673,6 +687,7 @@ OBSERVED_EFFECTS = frozenset(
         CloseSubtask,
         SnapshotCoordinator,
         CollectRecorded,
+        AwaitUploads,
         StoreCheckpoint,
         NotifyCheckpointComplete,
         EndSavepoint,

@@ -318,8 +318,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_request(message)
             case CancellationArrived(attempt, request_id):
                 self._replies.cancel(attempt, request_id)
-            case SnapshotCoordinator(checkpoint_id):
-                await self._take_snapshot(checkpoint_id)
+            case SnapshotCoordinator(checkpoint_id, target):
+                await self._take_snapshot(checkpoint_id, target)
             case CollectRecorded():
                 self._collect(message)
             case AttemptHint():
@@ -674,7 +674,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         else:
             message.reply_to.answer(answer)
 
-    async def _take_snapshot(self, checkpoint_id: int) -> None:
+    async def _take_snapshot(self, checkpoint_id: int, target: str) -> None:
         if not self._is_pending(checkpoint_id):
             return  # it was aborted while this waited in the mailbox, and the abort is there too (H160)
         timeout_s = self._snapshot_timeout_s
@@ -704,7 +704,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self.taken.record(checkpoint_id)
             # A gateway may be closed already, and the news of it wait behind this snapshot.
             open_ones = [line for line in self._live.values() if not line.is_over]
-            self._announcer.announce(open_ones, CutReached(checkpoint_id))
+            self._announcer.announce(open_ones, CutReached(checkpoint_id, target))
             self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment()))
         finally:
             deadline.cancel()

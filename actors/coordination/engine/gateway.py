@@ -51,6 +51,8 @@ from protocol.barrier_tracker import (
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskFinalState,
+    SubtaskStateFailed,
+    SubtaskStateStored,
 )
 from protocol.describing import describe
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
@@ -80,6 +82,8 @@ from protocol.gateway.types import (
     ReportFinished,
     ReportOpened,
     ReportResponsive,
+    ReportStateFailed,
+    ReportStateStored,
     ReportSuspected,
     SendProgressed,
     SendToAttempt,
@@ -418,7 +422,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
     def _report_finished(self, effect: ReportFinished, now: float) -> None:
         attempt = self._attempt
         if not effect.failure:
-            self._tracker_ref.tell_direct(SubtaskFinalState(attempt, effect.state, effect.events_sent))
+            self._tracker_ref.tell_direct(SubtaskFinalState(attempt, effect.state, effect.events_sent, effect.files))
         self._report(OperatorEnded(attempt.operator_id, attempt.task_attempt_id, effect.failure))
 
     def _report_closed(self, effect: ReportClosed, now: float) -> None:
@@ -428,8 +432,21 @@ class GatewayActor(DirectActor[GatewayMessage]):
         if effect.held:
             self._statistics.events_in_snapshots += sum(self._users[held.part] for held in effect.held)
         self._tracker_ref.tell_direct(
-            SubtaskAcknowledged(self._attempt, effect.checkpoint_id, effect.state, effect.held, effect.events_sent)
+            SubtaskAcknowledged(
+                self._attempt,
+                effect.checkpoint_id,
+                effect.state,
+                effect.held,
+                effect.events_sent,
+                effect.state_follows,
+            )
         )
+
+    def _report_state_stored(self, effect: ReportStateStored, now: float) -> None:
+        self._tracker_ref.tell_direct(SubtaskStateStored(self._attempt, effect.checkpoint_id, effect.handle))
+
+    def _report_state_failed(self, effect: ReportStateFailed, now: float) -> None:
+        self._tracker_ref.tell_direct(SubtaskStateFailed(self._attempt, effect.checkpoint_id, effect.reason))
 
     def _report_declined(self, effect: ReportDeclined, now: float) -> None:
         self._tracker_ref.tell_direct(SubtaskDeclined(self._attempt, effect.checkpoint_id, effect.reason))
@@ -484,6 +501,8 @@ _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ReportFinished: GatewayActor._report_finished,
     ReportClosed: GatewayActor._report_closed,
     ReportAcknowledged: GatewayActor._report_acknowledged,
+    ReportStateStored: GatewayActor._report_state_stored,
+    ReportStateFailed: GatewayActor._report_state_failed,
     ReportDeclined: GatewayActor._report_declined,
     InjectBarrier: GatewayActor._inject,
 }

@@ -72,7 +72,7 @@ import org.apache.spark.storage.RDDInfo;
  */
 public class TaskEventRelay extends SparkListener implements Runnable {
 
-    private static final int VERSION = 10;
+    private static final int VERSION = 11;
     private static final int TEXT_MAX_CHARS = 2000;
     private static final int COMMAND_MAX_BYTES = 1 << 20;
     private static final int BATCH_MAX = 256;

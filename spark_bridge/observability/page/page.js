@@ -25,7 +25,7 @@
     r: "works", f: "has ended well", w: "waits for something", s: "has waited for 5 s or longer",
     a: "restores its state", o: "its last attempt is over, the next has not begun", n: "no task yet",
   };
-  const PHASES = ["waiting", "closing", "snapshotting", "acknowledging", "collecting", "storing"];
+  const PHASES = ["waiting", "closing", "snapshotting", "acknowledging", "collecting", "uploading", "storing"];
   const BINS = 28; // four for each decade
   const LINE_MAX = 48; // a longer text in a table is wrapped
   const LATENCIES = [

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The handle of a state that is in files: all that goes through the driver of it, some 80 bytes (H190).
+
+A task stores the files itself, and beside them a *manifest* that lists them. The handle names the manifest, with its
+size and digest. So what is restored can be verified from here on: the handle vouches for the manifest, and the manifest
+for each file (H191).
+
+```
+byte  0         version
+bytes 1..8      size of the manifest, u64 big-endian, like all numbers here
+bytes 9..40     SHA-256 of the manifest
+bytes 41..48    how many bytes all files have together, u64
+bytes 49..52    how many files there are, u32
+bytes 53..56    the key groups: the first one, and the one after the last, u16 each; twice 0 if there are none
+                the manifest's name, ASCII
+```
+
+A name is relative to the folder that has the state's files, so that a copy of the folder works at another place. A
+handle may come from a task or from a file, so a name can point to nothing outside of that folder.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, NamedTuple
+
+from protocol.describing import type_name
+
+__all__ = [
+    "FILE_NAME_CHARS_MAX",
+    "HANDLE_BYTES_MAX",
+    "KEY_GROUPS_MAX",
+    "StateHandle",
+    "check_file_name",
+    "pack_handle",
+    "unpack_handle",
+]
+
+VERSION = 1
+FILE_NAME_CHARS_MAX = 200
+KEY_GROUPS_MAX = 2**15
+MANIFEST_BYTES_MAX = 2**30
+"""The size limit of a manifest, which is completely in memory while it is read."""
+FILES_MAX = 2**32 - 1
+TOTAL_BYTES_MAX = 2**63 - 1
+DIGEST_BYTES = 32
+
+_HEAD = Struct(">BQ32sQIHH")
+HANDLE_BYTES_MAX = _HEAD.size + FILE_NAME_CHARS_MAX
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.=-")
+
+
+class StateHandle(NamedTuple):
+    """A state in files.
+
+    ``manifest``: its name. ``size`` and ``sha256``: of the manifest. ``total_bytes``: of all files together. ``files``:
+    how many these are. ``key_groups``: the first of the groups whose keys the state has, and the one after the last;
+    None if it is not divided into groups.
+    """
+
+    manifest: str
+    size: int
+    sha256: bytes
+    total_bytes: int
+    files: int
+    key_groups: tuple[int, int] | None = None
+
+
+def check_file_name(name: Any) -> str:
+    """Return the name. Raises ``ValueError`` with the rest of a sentence unless it is the name of a file below the
+    folder of the state's files."""
+    if type(name) is not str:
+        raise ValueError(f"must be a string, is {type_name(name)}")
+    if not 0 < len(name) <= FILE_NAME_CHARS_MAX:
+        raise ValueError(f"must have 1 to {FILE_NAME_CHARS_MAX} characters, has {len(name)}")
+    if not all(map(_is_part, name.split("/"))):
+        raise ValueError(f"must be a relative path of letters, digits, '_', '.', '=' and '-', is {name!r}")
+    return name
+
+
+def _is_part(part: str) -> bool:
+    """Whether this may stand between two slashes."""
+    return part not in ("", ".", "..") and _LETTERS.issuperset(part)
+
+
+def pack_handle(handle: StateHandle) -> bytes:
+    """Return the bytes of a handle. Raises ``ValueError`` for one that ``unpack_handle`` would refuse."""
+    _check(handle)
+    low, high = handle.key_groups or (0, 0)
+    numbers = (handle.size, handle.sha256, handle.total_bytes, handle.files, low, high)
+    return _HEAD.pack(VERSION, *numbers) + handle.manifest.encode("ascii")
+
+
+def unpack_handle(data: bytes) -> StateHandle:
+    """Return the handle in some bytes. Raises ``ValueError`` with the rest of a sentence if there is none."""
+    if not _HEAD.size < len(data) <= HANDLE_BYTES_MAX:
+        raise ValueError(f"must have {_HEAD.size + 1} to {HANDLE_BYTES_MAX} bytes, has {len(data)}")
+    version, size, sha256, total_bytes, files, low, high = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise ValueError(f"must be a handle of version {VERSION}, is one of version {version}")
+    try:
+        manifest = data[_HEAD.size :].decode("ascii")
+    except UnicodeDecodeError:
+        raise ValueError("must name its manifest in ASCII") from None
+    handle = StateHandle(manifest, size, sha256, total_bytes, files, (low, high) if low or high else None)
+    _check(handle)
+    return handle
+
+
+def _check(handle: Any) -> None:
+    if type(handle) is not StateHandle:
+        raise ValueError(f"must be a StateHandle, is {type_name(handle)}")
+    try:
+        check_file_name(handle.manifest)
+    except ValueError as error:
+        raise ValueError(f"must name its manifest: the name {error}") from None
+    _check_number("the size of its manifest", handle.size, 1, MANIFEST_BYTES_MAX)
+    _check_number("the size of its files", handle.total_bytes, 0, TOTAL_BYTES_MAX)
+    _check_number("the number of its files", handle.files, 0, FILES_MAX)
+    if type(handle.sha256) is not bytes or len(handle.sha256) != DIGEST_BYTES:
+        raise ValueError(f"must have a digest of {DIGEST_BYTES} bytes")
+    if handle.key_groups is not None:
+        low, high = handle.key_groups
+        _check_number("the first of its key groups", low, 0, KEY_GROUPS_MAX - 1)
+        _check_number("the end of its key groups", high, low + 1, KEY_GROUPS_MAX)
+
+
+def _check_number(what: str, number: Any, least: int, most: int) -> None:
+    if type(number) is not int or not least <= number <= most:
+        raise ValueError(f"must say {what} as an integer from {least} to {most}, not {number!r:.40}")

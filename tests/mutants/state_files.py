@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Mutants of state in files: the cut and the upload after it, savepoints, and what the driver may delete."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import catalogue
+
+STATE_FILES = catalogue(r"""
+valve-waits-for-the-upload [feared; H192]
+  The valve of a subtask opens at the end of its upload.
+  @ protocol.subtask.outbound:SubtaskOutbound.acknowledge
+  - if checkpoint_id in self._closed:
+  + if checkpoint_id in self._closed and not state_follows:
+gateway-waits-for-the-upload [feared; H192]
+  The gateway opens when the files are stored.
+  @ protocol.gateway.outbound:GatewayOutbound.acknowledge
+  - if checkpoint_id in self.closed:
+  + if checkpoint_id in self.closed and not follows:
+failed-upload-declines [found; H192]
+  A subtask whose upload fails declines the checkpoint, although its valve is open.
+  @ protocol.subtask.machine:SubtaskMachine._end_upload
+  ~ self._outbound.state_failed( => self._outbound.decline(
+upload-is-not-stopped [feared; H190]
+  Nobody is told that the upload of a checkpoint that is over may stop.
+  @ protocol.subtask.outbound:SubtaskOutbound.end_checkpoint
+  - effects.append(StopUpload(checkpoint_id))
+complete-before-its-files [feared; H190]
+  A checkpoint is written when the last snapshot has come, whether its files are stored or not.
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay._acknowledged
+  F if report.state_follows:
+  @ protocol.barrier_tracker.pending:PendingCheckpoint.take_one_of_many
+  ~ report.state_follows or => False or
+final-state-replaces-the-files [found; H190]
+  A subtask may end during an upload, and its final state becomes its part of the earlier cut.
+  @ protocol.subtask.machine:SubtaskMachine.may_finish
+  ~ and not self._outbound.uploading() => and True
+  @ protocol.subtask.machine:SubtaskMachine._finish
+  F if uploading := self._outbound.uploading():
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.end_part
+  F if pending.parts[attempt.subtask].step is Step.AWAITING_STATE:
+files-of-another-part [feared; H190]
+  The files of a subtask are dropped when the coordinator hands over what it has recorded.
+  @ protocol.barrier_tracker.pending:Part.collect
+  ~ SubtaskSnapshot(snapshot.states, => SubtaskSnapshot(tuple(one._replace(files=None) for one in snapshot.states),
+write-survives-a-failure [model; H190]
+  A checkpoint that is being written goes on when an attempt that has a part in it fails.
+  @ protocol.barrier_tracker.tracker:BarrierTracker._failed
+  - self._under_way.abort_all(f"{attempt}: {input.reason}", out)
+  + self._under_way.give_up([p for p in self._under_way.pending.values() if p.phase is not Phase.STORING], \
+  + f"{attempt}: {input.reason}", out)
+savepoint-copies-nothing [model; H193]
+  A savepoint refers to the files of subtasks that have finished or are at rest.
+  @ protocol.barrier_tracker.pending:PendingCheckpoint.store
+  F if self.savepoint:
+savepoint-is-not-taken-over [model; H193]
+  A checkpoint refers to the files of the savepoint that the application started from.
+  @ protocol.barrier_tracker.pending:PendingCheckpoint.store
+  ~ elif self.elsewhere: => elif False:
+copies-are-forgotten [feared; H193]
+  A reset refers to the files of the savepoint, and not to the copies.
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
+  ~ if copied else => if False else
+folder-after-the-barrier [feared; H193]
+  A barrier that travels apart may come before the folder of its savepoint.
+  @ protocol.gateway.outbound:GatewayOutbound._send_target
+  ~ seq = self._last_event_seq = => seq =
+folder-is-not-told [feared; H193]
+  The upload for a savepoint goes to the files of checkpoints.
+  @ protocol.subtask.outbound:SubtaskOutbound.acknowledge
+  ~ self._targets.get(checkpoint_id, "") => ""
+reuses-for-a-savepoint [model; H193]
+  A savepoint names files of earlier checkpoints.
+  @ protocol.file_retention:UploadedFiles.find
+  F if target:
+reuses-of-a-restored-savepoint [model; H193]
+  A checkpoint names files of the savepoint that its task has restored.
+  @ protocol.file_retention:UploadedFiles.restored
+  T if not elsewhere:
+reuses-of-a-written-savepoint [model; H193]
+  A checkpoint names files that were uploaded into a savepoint.
+  @ protocol.file_retention:UploadedFiles.stored
+  T if not target:
+names-are-used-again [model; H191]
+  Two attempts of a subtask upload files under the same name.
+  @ protocol.file_retention:file_name
+  ~ {task_attempt_id}-{nonce}-{number} => 0-0-{number}
+reuses-by-name [model; H191]
+  A file is named again because another one with its path was uploaded.
+  @ protocol.file_retention:UploadedFiles.find
+  - self._names.get(identity)
+  + next((one for known, one in self._names.items() if known[0] == identity[0]), None)
+names-are-not-checked [feared; H191]
+  The name of a manifest may lead out of the folder of the files.
+  @ protocol.wire.state_handles:check_file_name
+  F if not all(map(_is_part, name.split("/"))):
+forgets-nothing [model; H190]
+  After a completion, a task still names files that are in no state of it.
+  @ protocol.file_retention:UploadedFiles.completed
+  ~ if name in own or born > checkpoint_id => if True
+sweeps-too-early [model; H190]
+  A sweep does not wait for the checkpoints that were triggered before the completion.
+  @ protocol.file_retention:FileRetention._begin_sweep
+  F if any(checkpoint_id <= due for checkpoint_id in self._pending):
+sweeps-at-an-abort [model; H190]
+  The files of an aborted checkpoint are deleted before a later one completes.
+  @ protocol.file_retention:FileRetention._abort
+  - self._pending.discard(checkpoint_id)
+  + self._pending.discard(checkpoint_id); self._completed = max(self._completed, checkpoint_id + 1); \
+  + self._due = self._latest
+writes-what-may-be-gone [model; H190]
+  A checkpoint is written although it names files that a sweep may have deleted.
+  @ protocol.file_retention:FileRetention._name
+  F if doubtful:
+forgets-what-is-in-doubt [model; H190 H64]
+  The files of a checkpoint whose write was reported as failed are deleted.
+  @ protocol.file_retention:FileRetention._abort
+  F if input.in_doubt and names is not None:
+sweeps-before-the-record [model; H190]
+  Files are deleted before it is recorded which checkpoint the application goes on from.
+  @ protocol.file_retention:FileRetention._choose
+  - out.append(RecordRestore())
+  + self._sweep = _Sweep.LISTING; out.extend((ListFiles(), RecordRestore()))
+  @ protocol.file_retention:FileRetention.handle
+  F if _START_OF.get(type(input), _Start.RECORDED) is not self._start:
+files-before-their-record [model; H190]
+  The files of a checkpoint are deleted before its record.
+  @ protocol.file_retention:FileRetention._complete
+  - self._kept[checkpoint_id] = self._written.pop(checkpoint_id)
+  + self._kept = {checkpoint_id: self._written.pop(checkpoint_id)}
+deletes-without-the-claim [model; H190 H81]
+  Files are deleted after another application has begun to use the storage.
+  @ protocol.file_retention:FileRetention._go_on
+  - out.append(ConfirmClaim())
+  + self._confirm(ClaimConfirmed(held=True), out)
+sweeps-later-applications [feared; H190]
+  The files of a later application are deleted.
+  @ protocol.file_retention:FileRetention._is_old
+  ~ origin.epoch < self._epoch or => True or
+""")
