@@ -626,6 +626,7 @@ OPTIONS_WRONG: dict[str, list[str]] = {
     "label": ["", "a\nb", NUL, "x" * 1000],
     "path": ["", NUL],
     "server": ["", "sc://", "a:15002", "http://a", "sc://a b", NUL],
+    "setting": ["spark.driver.host", "=x", "a b=c"],
     "text": ["", NUL],
 }
 

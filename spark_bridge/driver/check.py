@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from protocol.arguments import checked
 from protocol.describing import type_name
-from spark_bridge.bridge.relay import RelayError
+from protocol.errors import HeadgateError
 from spark_bridge.common import command_line
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.config import SidecarConfig
@@ -208,7 +208,9 @@ def _session_works(spark: Any, config: SidecarConfig, timeout_s: float) -> bool:
     return works
 
 
-def _within(timeout_s: float, what: str, late: str, call: Callable[[], T], cancel: Callable[[], object]) -> T:
+def _within(
+    timeout_s: float, what: str, late: str, call: Callable[[], T], cancel: Callable[[], object] | None = None
+) -> T:
     """Call in a thread, and say every few seconds that it still runs. ``cancel`` ends it, whatever ends the wait.
 
     Raises ``CheckFailed``, with ``late``, if it takes too long.
@@ -227,11 +229,11 @@ def _within(timeout_s: float, what: str, late: str, call: Callable[[], T], cance
         while not wait([done], min(PROGRESS_S, max(0.0, began + timeout_s - time.monotonic()))).done:
             waited = time.monotonic() - began
             if waited >= timeout_s:
-                raise CheckFailed(f"{what} took longer than {timeout_s:g} s, and was cancelled: {late}")
+                raise CheckFailed(f"{what} took longer than {timeout_s:g} s, and was given up: {late}")
             _say(f"{'':18}{what}, for {waited:.0f} s so far")
         return done.result()
     finally:
-        if not done.done():
+        if cancel is not None and not done.done():
             cancel()
             wait([done], CANCEL_S)
 
@@ -258,8 +260,7 @@ class _Start:
                 self._timeout_s,
                 f"starting at {self._place}",
                 "find out whether the cluster is there and has free resources, in its own UI and logs",
-                self._make,
-                lambda: None,  # what was started ends with this process
+                self._make,  # what it has started ends with this process
             )
             version = self.spark.version  # of the server, which is asked here
         except CheckFailed:
@@ -341,7 +342,7 @@ class _Trial:
         try:
             self._sidecar = Sidecar(self._session, self._config).__enter__()
             self._prepare()
-        except (SidecarError, RelayError, OSError) as error:
+        except HeadgateError as error:
             raise CheckFailed(str(error)) from error
         ours = ", and the JVM does not load the relay, so events of Spark go through Py4J"
         host, port = self._address
