@@ -371,13 +371,16 @@ class _Trial:
             for one in self._looked():
                 seen[f"executor {one.executor or 'driver'} at {one.host}"] = one
             there = set() if self._is_remote else executor_ids(self._session.sparkContext)
-            if there <= {one.executor or "driver" for one in seen.values()}:
+            unseen = there - {one.executor or "driver" for one in seen.values()}
+            if not unseen:
                 break
         host, port = self._address
         for name, one in sorted(seen.items()):
             java = f", Java {one.java}" if one.java else ""
             reaches = f"does not reach {host}:{port} ({one.problem})" if one.problem else f"reaches {host}:{port}"
             _say(f"{'':18}{name}: Python {one.python}{java}, {reaches}")
+        for executor in sorted(unseen):
+            _say(f"{'':18}executor {executor}: not checked, because no task was run there")
         apart = [one for one in seen.values() if one.problem]
         if apart:
             raise CheckFailed(

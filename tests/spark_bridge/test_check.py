@@ -34,6 +34,9 @@ async def test_the_operator_of_the_check_gets_the_answer_of_its_coordinator() ->
 # --- each executor ------------------------------------------------------------------------------------------------
 
 
+TASK = SimpleNamespace(endpoint=SimpleNamespace(host="10.0.0.1", port=7650))
+
+
 def looked(executor: str, problem: str = "", error: str = "") -> Looked:
     return Looked(problem, error, executor, f"host-{executor}", "3.12.1", "21.0.2")
 
@@ -43,7 +46,7 @@ def a_trial(monkeypatch: pytest.MonkeyPatch, there: set[str], *looks: list[Looke
     monkeypatch.setattr(check, "executor_ids", lambda context: there)
     session: Any = SimpleNamespace(sparkContext=None)
     trial = _Trial(session, SidecarConfig(), 60.0)
-    trial._task = SimpleNamespace(endpoint=SimpleNamespace(host="10.0.0.1", port=7650))
+    trial._task = TASK
     found = list(looks)
     monkeypatch.setattr(trial, "_looked", lambda: found.pop(0))
     return trial
@@ -64,9 +67,13 @@ def test_it_looks_again_for_executors_that_have_come_meanwhile(monkeypatch: pyte
     assert trial.look() == "ok, 2 of 2 reach the sidecar"
 
 
-def test_an_executor_that_never_runs_a_task_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_never_runs_a_task_is_not_waited_for_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     trial = a_trial(monkeypatch, {"0", "1"}, *([[looked("0")]] * 3))
     assert trial.look() == "ok, 1 of 1 reach the sidecar"
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.strip() == "executor 1: not checked, because no task was run there"
 
 
 def test_an_executor_that_does_not_reach_the_sidecar_is_named_with_what_to_open(
@@ -107,6 +114,52 @@ def test_workers_with_another_python_are_named_with_what_to_set() -> None:
         "Spark's workers run Python 3.9, but the driver runs Python 3."
     )
     assert "set PYSPARK_PYTHON to a Python" in why_no_subtask(text, of_server=False)
+
+
+class AServer:
+    """As much of a Connect session as is asked. With ``forbids``, it allows no Java methods."""
+
+    def __init__(self, forbids: bool) -> None:
+        self.forbids = forbids
+        self.expressions: tuple[str, ...] = ()
+
+    def range(self, *numbers: int) -> AServer:
+        return self
+
+    def selectExpr(self, *expressions: str) -> AServer:
+        asked = AServer(self.forbids)
+        asked.expressions = expressions
+        return asked
+
+    @property
+    def schema(self) -> str:
+        if self.forbids:
+            raise RuntimeError("UNSUPPORTED_FUNCTION")
+        return "known"
+
+    def mapInArrow(self, look: Any, schema: str) -> AServer:
+        return self
+
+    def collect(self) -> list[Looked]:
+        return [looked("0")._replace(java="21.0.2" if self.expressions else "")]
+
+    def sql(self, query: str) -> AServer:
+        raise RuntimeError("UNSUPPORTED_FUNCTION")
+
+
+@pytest.mark.parametrize("forbids", [False, True])
+def test_executors_are_looked_at_where_no_java_method_may_be_called(
+    forbids: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = _Trial(AServer(forbids), SidecarConfig(), 60.0)
+    trial._is_remote = True
+    trial._task = TASK
+    monkeypatch.setattr(trial, "_as_job", lambda collect: collect())
+    assert [one.java for one in trial._looked()] == ["" if forbids else "21.0.2"]
+
+
+def test_a_driver_that_does_not_tell_its_java_is_shown_without() -> None:
+    assert check._java_of_driver(AServer(forbids=True)) == ""
 
 
 # --- how it ends --------------------------------------------------------------------------------------------------
