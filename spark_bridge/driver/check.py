@@ -367,6 +367,7 @@ class _Trial:
     def look(self) -> str:
         """Have tasks look around on each executor, again while executors come that none of them has seen."""
         seen: dict[str, Looked] = {}
+        unseen: set[str] = set()
         for _ in range(LOOKS_MAX):
             for one in self._looked():
                 seen[f"executor {one.executor or 'driver'} at {one.host}"] = one
