@@ -47,7 +47,7 @@ Settings:
     "streaming".
 Inspecting:
     ``CheckpointStorage`` reads stored checkpoints. ``Sidecar.status`` and ``OperatorHandle.statistics`` return plain
-    values.
+    values. ``check`` finds out whether executors reach the driver, in a notebook or a job.
 Errors:
     Those in ``headgate.errors`` have the base ``HeadgateError``. A wrong argument raises ``TypeError`` or
     ``ValueError`` instead.
@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from protocol.wire.event_classes import event as event
     from spark_bridge.common.certificates import TlsCertificate as TlsCertificate
     from spark_bridge.connect.sessions import run_across_sessions as run_across_sessions
+    from spark_bridge.driver.check import check as check
     from spark_bridge.driver.config import Addresses as Addresses
     from spark_bridge.driver.config import SidecarConfig as SidecarConfig
     from spark_bridge.driver.config import SidecarLimits as SidecarLimits

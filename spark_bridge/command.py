@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from spark_bridge.connect import server_files
-from spark_bridge.driver import examples, installation
+from spark_bridge.driver import check, examples, installation
 from spark_bridge.observability import history
 from spark_bridge.standalone import command, top
 from spark_bridge.storage import inspection
@@ -62,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_command(commands)
     top.add_command(commands)
     server_files.add_command(commands)
-    installation.add_commands(commands)
+    installation.add_command(commands)
+    check.add_command(commands)
     examples.add_command(commands)
     return made
 

@@ -10,6 +10,7 @@ for that reason: the driver makes their objects too, and Spark pickles them by t
 from __future__ import annotations
 
 import pickle
+import platform
 import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ __all__ = [
     "QUERY_ID",
     "RESULT_SCHEMA",
     "ExecutorLook",
+    "Looked",
     "NotInsideTask",
     "ResultTask",
     "SubtaskTask",
@@ -51,7 +53,7 @@ QUERY_ID = "sql.streaming.queryId"
 BATCH_PROPERTY = "headgate.batch"
 """The Spark local property that names the operator whose ``for_each_batch`` calls the function now."""
 
-LOOK_SCHEMA = "problem string"
+LOOK_SCHEMA = "problem string, error string, executor string, host string, python string, java string"
 RESULT_SCHEMA = "value binary"
 RESULT_BATCH_BYTES = 2**20
 DIAL_TIMEOUT_S = 5.0
@@ -327,12 +329,24 @@ def _tagged_action(tags: str | None) -> str:
     return ""
 
 
+class Looked(NamedTuple):
+    """What one task has found. Empty texts are not known, or, for ``problem`` and ``error``, there is none."""
+
+    problem: str
+    error: str
+    executor: str
+    host: str
+    python: str
+    java: str
+
+
 class ExecutorLook:
-    """What one task looks at, on an executor of a Spark Connect server, before a client's first job.
+    """What one task looks at, on an executor: before a client's first job, and when a session is checked.
 
-    It is the function of one ``mapInArrow``: it yields why an executor cannot reach ``host`` and ``port``, or "".
+    It is the function of one ``mapInArrow`` or of one ``RDD.mapPartitions``: it yields, in a ``Looked``, why an
+    executor cannot reach ``host`` and ``port``. What only the JVM knows is in the first record, if the query asks it.
 
-    That it runs at all shows more: the executor has the client's version of Python, and Headgate's packages.
+    That it runs at all shows more: the executor has the driver's version of Python, and Headgate's packages.
     """
 
     __name__ = "headgate_look"  # what Spark shows in its plans
@@ -340,15 +354,26 @@ class ExecutorLook:
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
 
-    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def __call__(self, records: Iterable[Any]) -> Iterator[Any]:
         import spark_bridge.subtask.runner  # noqa: F401 - what a subtask needs
 
-        table = next(iter(batches))
-        yield type(table).from_pydict({"problem": [self._dial()]})
+        first = next(iter(records))
+        is_row = hasattr(first, "asDict")
+        jvm = first.asDict() if is_row else first.to_pylist()[0]
+        problem, error = self._dial()
+        looked = Looked(
+            problem,
+            error,
+            jvm.get("executor") or "",
+            jvm.get("host") or socket.gethostname(),
+            platform.python_version(),
+            jvm.get("java") or "",
+        )
+        yield looked if is_row else type(first).from_pydict({name: [text] for name, text in looked._asdict().items()})
 
-    def _dial(self) -> str:
+    def _dial(self) -> tuple[str, str]:
         try:
             socket.create_connection(self._address, DIAL_TIMEOUT_S).close()
         except OSError as error:
-            return f"{socket.gethostname()}: {error}"
-        return ""
+            return f"{socket.gethostname()}: {error}", type_name(error)
+        return "", ""

@@ -193,7 +193,7 @@ CHECKED_WHEN_AWAITED = {"actors.ActorRef.ask", "SubtaskContext.request_async"}
 """They are called for each message, and look at their arguments themselves."""
 
 HINTS: dict[str, Any] = {
-    **dict.fromkeys(["Sidecar(spark)", "start(spark)", "AttachedSidecar(spark)"], SparkSession),
+    **dict.fromkeys(["Sidecar(spark)", "start(spark)", "check(spark)", "AttachedSidecar(spark)"], SparkSession),
 }
 """Annotations of parameters that are ``Any`` because the class is not imported there."""
 
@@ -626,6 +626,7 @@ OPTIONS_WRONG: dict[str, list[str]] = {
     "label": ["", "a\nb", NUL, "x" * 1000],
     "path": ["", NUL],
     "server": ["", "sc://", "a:15002", "http://a", "sc://a b", NUL],
+    "setting": ["spark.driver.host", "=x", "a b=c"],
     "text": ["", NUL],
 }
 

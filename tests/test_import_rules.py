@@ -154,7 +154,8 @@ LAYERS = (
     Layer(
         "spark_bridge/command.py",
         STDLIB
-        | {"spark_bridge.driver.examples", "spark_bridge.driver.installation", "spark_bridge.storage"}
+        | {"spark_bridge.driver.check", "spark_bridge.driver.examples", "spark_bridge.driver.installation"}
+        | {"spark_bridge.storage"}
         | {"spark_bridge.observability.history", "spark_bridge.standalone.command", "spark_bridge.standalone.top"}
         | {"spark_bridge.connect.server_files"},
     ),

@@ -18,7 +18,7 @@ from protocol.arguments import LABEL, PORT, SECONDS, TEXT, Rule, between, given
 from protocol.describing import line
 from spark_bridge.common.addresses import HOST
 
-__all__ = ["cell", "host", "label", "open_port", "path", "port", "seconds", "server", "tell", "text"]
+__all__ = ["cell", "host", "label", "open_port", "path", "port", "seconds", "server", "setting", "tell", "text"]
 
 CELL_CHARS_MAX = 100
 
@@ -44,6 +44,7 @@ seconds = _option(float, SECONDS)
 host = _option(str, HOST)
 label = _option(str, LABEL)
 text = _option(str, Rule("a text that is not empty", lambda value: bool(value) and TEXT.accepts(value)))
+setting = _option(str, Rule("NAME=VALUE", lambda value: re.fullmatch(r"[^=\s\0]+=[^\0]*", value) is not None))
 path = _option(str, Rule("a path that is not empty", lambda value: bool(value) and "\0" not in value))
 
 _SERVER = re.compile(r"sc://[^/;\s\0]+/?(/;[^\s\0]*)?|local(\[[^\s\0]*\])?")

@@ -12,7 +12,6 @@ import hashlib
 import re
 import secrets
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from actors.logs import get_logger
 from protocol.describing import type_name
 from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, jar_bytes
 from spark_bridge.common.errors import ConnectRefused
-from spark_bridge.driver.environment import check_release, pyspark_version
+from spark_bridge.driver.environment import check_release, pyspark_version, why_no_subtask
 from spark_bridge.driver.shipping import packages_are_files, write_archive
 from spark_bridge.task_entry import ACTION_TAG, LOOK_SCHEMA, ExecutorLook
 
@@ -229,7 +228,7 @@ class RemoteSession:
         try:
             rows = self._collect_tagged(f"headgate.look.{secrets.token_hex(6)}", look)
         except Exception as error:
-            why = _why_no_subtask(str(error))
+            why = why_no_subtask(str(error), of_server=True)
             if self._refused is not None and "No module named" in why:
                 why = f"{self._refused}, or `pip install headgate` for the Python of its executors"
             raise ConnectRefused(why) from error
@@ -349,18 +348,6 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host in ("localhost", "local") or host.startswith("local[")
-
-
-def _why_no_subtask(text: str) -> str:
-    """What an error of Spark's worker says, with its fix."""
-    version = re.search(r"Python in worker has different version: ([\d.]+\d)", text)
-    if version is not None:
-        return (
-            f"the server's workers run Python {version[1]}, but this client runs Python {sys.version_info.major}."
-            f"{sys.version_info.minor}: use the same minor version here, or have the server set PYSPARK_PYTHON"
-        )
-    raised = re.findall(r"^\s*([\w.]*(?:Error|Exception|Warning)\b.*)$", text, re.MULTILINE)
-    return f"a task on the server's executors cannot run a subtask: {raised[-1] if raised else text.strip()}"
 
 
 def _first_line(error: BaseException) -> str:

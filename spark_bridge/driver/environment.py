@@ -179,3 +179,29 @@ def check_worker_python(context: Any) -> None:
         raise SidecarError(
             f"Spark's workers use {path} (Python {probe.stdout.strip()}), but the driver runs Python {here}: {fix}"
         )
+
+
+def why_no_subtask(text: str, *, of_server: bool) -> str:
+    """What an error of Spark's worker says, with its fix."""
+    version = re.search(r"Python in worker has different version: ([\d.]+\d)", text)
+    if version is not None:
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if of_server:
+            return (
+                f"the server's workers run Python {version[1]}, but this client runs Python {here}: use the same minor "
+                "version here, or have the server set PYSPARK_PYTHON"
+            )
+        return (
+            f"Spark's workers run Python {version[1]}, but the driver runs Python {here}: set PYSPARK_PYTHON to a "
+            f"Python {here} that the executors have, or run the driver with Python {version[1]}"
+        )
+    raised = re.findall(r"^\s*([\w.]*(?:Error|Exception|Warning)\b.*)$", text, re.MULTILINE)
+    executors = "the server's executors" if of_server else "the executors"
+    return f"a task on {executors} cannot run a subtask: {raised[-1] if raised else text.strip()}"
+
+
+def executor_ids(context: Any) -> set[str]:
+    """The executors that tasks run on, now: the driver, if the master is ``local``. Blocks for a few calls."""
+    found = context._jsc.sc().statusStore().executorList(True)
+    ids = {str(found.apply(place).id()) for place in range(found.size())}
+    return ids if re.fullmatch(r"local(\[.*\])?", context.master) else ids - {"driver"}

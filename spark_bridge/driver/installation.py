@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``headgate version`` and ``headgate check``: what is installed here, and whether Headgate works with it."""
+"""What is installed here, which ``headgate version`` prints, and whether Headgate works with it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,26 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from protocol.describing import type_name
-from spark_bridge.common import command_line, foreign_packages
+from spark_bridge.common import foreign_packages
 
-__all__ = ["JAVA_MAJOR_MIN", "add_commands", "check_packages", "find_java", "java_major"]
+__all__ = [
+    "JAVA_MAJOR_MIN",
+    "CheckFailed",
+    "InstalledSpark",
+    "add_command",
+    "check_java",
+    "check_packages",
+    "find_java",
+    "java_major",
+    "place",
+]
 
 JAVA_MAJOR_MIN = 17
 JAVA_MAJOR_MAX = {(4, 1): 22}
@@ -36,35 +46,31 @@ _GET_SPARK = (
 )
 
 
+_EMR_NODE = Path("/mnt/var/lib/info/job-flow.json")
+_PLACES = {
+    "DATABRICKS_RUNTIME_VERSION": "Databricks",
+    "GLUE_VERSION": "AWS Glue",
+    "SERVERLESS_EMR_JOB_ID": "Amazon EMR, on EKS or Serverless",
+    "DATAPROC_IMAGE_VERSION": "Google Dataproc",
+    "DATAPROC_WORKLOAD_TYPE": "Google Dataproc, serverless",
+    "KUBERNETES_SERVICE_HOST": "a pod of Kubernetes",
+}
+"""Platforms by a variable that their processes have. A platform comes before what it may run on."""
+
+
 class CheckFailed(Exception):
     """A check did not pass; the message says why and what to do."""
 
 
-def add_commands(commands: Any) -> None:
-    """Add ``version`` and ``check`` to argparse's subcommands."""
+def add_command(commands: Any) -> None:
+    """Add ``version`` to argparse's subcommands."""
     version = commands.add_parser("version", help="print the versions of Headgate, Python and Spark")
     version.set_defaults(run=run_version)
-    check = commands.add_parser(
-        "check",
-        help="check that Headgate works here: its packages, Spark, Java, the workers' Python, the relay, one task",
-        description="Start a local Spark, or connect to a Spark Connect server, load the relay, and let one task ask "
-        "its coordinator a question. Takes about ten seconds.",
-        epilog="Exit status: 0 everything that was checked works, 1 something does not; the last line says what to do.",
-    )
-    check.add_argument(
-        "--remote",
-        metavar="URL",
-        type=command_line.server,
-        default=os.environ.get("SPARK_REMOTE"),
-        help="the Spark Connect server to check, such as sc://HOST:15002; by default that of SPARK_REMOTE, and "
-        "otherwise a local Spark. Give a URL with a token in SPARK_REMOTE, where other users do not see it",
-    )
-    check.set_defaults(run=run_check)
 
 
 def run_version(_: argparse.Namespace) -> int:
     for name, version in versions():
-        _say(f"{name:10}{version}")
+        sys.stdout.write(f"{name:10}{version}\n")
     return 0
 
 
@@ -74,41 +80,22 @@ def versions() -> Iterator[tuple[str, str]]:
         yield "headgate", metadata.version("headgate")
     except metadata.PackageNotFoundError:  # started from an archive
         yield "headgate", "not installed as a distribution"
-    yield "pyspark", _InstalledSpark.look().version or "not installed"
+    yield "pyspark", InstalledSpark.look().version or "not installed"
     yield "python", platform.python_version()
 
 
-def run_check(arguments: argparse.Namespace) -> int:
-    """Check one thing after the other, and end with the first that fails."""
-    spark, remote = _InstalledSpark.look(), arguments.remote
-    trial = _Trial(remote)
-    checks: list[tuple[str, Callable[[], str]]] = [("packages", check_packages), ("Spark", spark.check)]
-    if not (remote or "").startswith("sc://"):
-        checks.append(("Java", lambda: check_java(spark.version)))
-    checks.append(("session", trial.start))
-    if remote is None:
-        checks.append(("workers' Python", trial.check_workers))
-    checks.append(("sidecar and task", trial.ask_from_a_task))
-    untried = spark.is_client_alone and remote is None
-    try:
-        for name, check in checks[:2] if untried else checks:
-            try:
-                _say(f"{name + ':':18}{check()}")
-            except CheckFailed as failure:
-                _say(f"{name + ':':18}FAILED: {failure}")
-                return 1
-    finally:
-        trial.stop()
-    if untried:
-        _say("No task was tried: a client starts no Spark. To check a server: headgate check --remote sc://HOST:15002")
-    else:
-        _say("Headgate works here.")
-    return 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def place(environment: Mapping[str, str] = os.environ, emr_node: Path = _EMR_NODE) -> str:
+    """Where this process runs, as far as its environment says."""
+    if environment.get("AZURE_SERVICE") == "Microsoft.ProjectArcadia":
+        return "Microsoft Fabric or Synapse"
+    found = next((name for variable, name in _PLACES.items() if environment.get(variable)), None)
+    if found is not None:
+        return found
+    if emr_node.exists():
+        return "Amazon EMR, on EC2"
+    if environment.get("CONTAINER_ID", "").startswith("container_"):
+        return "a container of YARN"
+    return "no platform that is known"
 
 
 def check_packages() -> str:
@@ -119,7 +106,7 @@ def check_packages() -> str:
     return f"ok, in {Path(__file__).resolve().parent.parent.parent}"
 
 
-class _InstalledSpark:
+class InstalledSpark:
     """The PySpark that Python finds.
 
     Attributes:
@@ -143,7 +130,7 @@ class _InstalledSpark:
                 self._problem = f"{type_name(error)}: {error}"
 
     @classmethod
-    def look(cls) -> _InstalledSpark:
+    def look(cls) -> InstalledSpark:
         spec = find_spec("pyspark")
         # A folder without __init__.py is what an earlier installation left behind.
         return cls(None if spec is None or spec.origin is None else str(Path(spec.origin).parent))
@@ -211,116 +198,3 @@ def check_java(spark_version: str) -> str:
             "Java 17 or 21, or update Spark to 4.2 or later"
         )
     return f"ok, {major} ({java})"
-
-
-class _Trial:
-    """The checks that need a running Spark: one that is started for them and stopped after them, or a server."""
-
-    def __init__(self, remote: str | None) -> None:
-        self._remote = remote
-        self._spark: Any = None
-
-    def start(self) -> str:
-        from pyspark.sql import SparkSession
-
-        builder: SparkSession.Builder = SparkSession.builder
-        if self._remote is None:
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.log.level": "OFF"}
-            for key, value in settings.items():
-                builder = builder.config(key, value)
-        try:
-            if self._remote is None:
-                self._spark = builder.master("local[1]").appName("headgate check").getOrCreate()
-            else:
-                self._spark = builder.remote(self._remote).getOrCreate()
-                # By default, ten minutes pass until it says that there is none.
-                self._spark.client.set_retry_policies([])
-            version = self._spark.version  # of the server, which is asked here
-        except Exception as error:  # Py4J, PySpark and the operating system have their own
-            raise CheckFailed(self._why_not_started(error)) from error
-        return f"ok, Spark {version} at {self._place}"
-
-    @property
-    def _place(self) -> str:
-        """Where it runs; what follows the address of a server may be a token."""
-        return "local[1]" if self._remote is None else self._remote.partition("/;")[0]
-
-    def _why_not_started(self, error: Exception) -> str:
-        if self._remote is None:
-            return (
-                f"Spark did not start ({type_name(error)}: {error}): run `pyspark --master local[1]` to see its own log"
-            )
-        if isinstance(error, ImportError):  # PySpark names one of the packages that it needs, with its version
-            return f"{error}: pip install 'headgate[connect]'"
-        said = type_name(error)
-        if self._place == self._remote:  # otherwise the text may repeat a token
-            found = re.search(r'details = "(.+)"', str(error))  # gRPC says it in one of several lines
-            said = found[1] if found else f"{said}: {error}"
-        return (
-            f"no session of the Spark Connect server {self._place} ({said}): check that it runs, "
-            "that its address is sc://HOST:PORT, and that this machine may connect to it"
-        )
-
-    def check_workers(self) -> str:
-        from spark_bridge.common.errors import SidecarError
-        from spark_bridge.driver.environment import check_worker_python
-
-        context = self._spark.sparkContext
-        try:
-            check_worker_python(context)
-        except SidecarError as error:
-            raise CheckFailed(str(error)) from error
-        return f"ok, {sys.version_info.major}.{sys.version_info.minor} ({context.pythonExec})"
-
-    def ask_from_a_task(self) -> str:
-        from spark_bridge.bridge.relay import RelayError
-        from spark_bridge.common.errors import SidecarError
-        from spark_bridge.driver.sidecar import Sidecar
-
-        try:
-            with Sidecar(self._spark) as sidecar:
-                coordinator, operator = _question_and_answer()
-                handle = sidecar.coordinate("headgate-check", coordinator, parallelism=1)
-                answered = self._collect(handle.subtask(operator))
-                relay = sidecar.relay_kind
-        except (SidecarError, RelayError) as error:
-            raise CheckFailed(str(error)) from error
-        except Exception as error:  # the job's: Spark has a class for each of its sides
-            raise CheckFailed(
-                f"the request of a task to its coordinator failed ({type_name(error)}: {error})"
-            ) from error
-        if answered != [0]:
-            raise CheckFailed(f"a task sent its coordinator a request for the record 0, and passed on {answered!r}")
-        if relay == "py4j":
-            return f"ok, but the JVM does not load the relay, so events of Spark go through Py4J ({relay})"
-        return "ok, a task sent its coordinator a request and received the answer"
-
-    def _collect(self, task: Any) -> list[int]:
-        if self._remote is None:
-            answered: list[int] = self._spark.sparkContext.parallelize([0], 1).mapPartitions(task).collect()
-            return answered
-        return [row.id for row in self._spark.range(0, 1, 1, 1).mapInArrow(task, "id long").collect()]
-
-    def stop(self) -> None:
-        if self._spark is not None:
-            self._spark.stop()
-
-
-def _question_and_answer() -> tuple[Any, Any]:
-    """Return a coordinator, and an operator that passes on each record (or batch) for which it gets an answer."""
-    from actors.coordination import OperatorCoordinator
-    from spark_bridge.subtask import SubtaskContext, SubtaskOperator
-
-    class Answers(OperatorCoordinator):
-        async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-            return "answer"
-
-    class Asks(SubtaskOperator):
-        def open(self, context: SubtaskContext, state: bytes | None) -> None:
-            self.context = context
-
-        def process(self, records: Iterator[Any]) -> Iterator[Any]:
-            yield from (record for record in records if self.context.request("question") == "answer")
-
-    return Answers, Asks

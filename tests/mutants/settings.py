@@ -31,7 +31,7 @@ an-older-spark [new; H170]
   + pass
 the-token-of-a-server-is-shown [new; H76]
   The command that checks a server prints its whole URL.
-  @ spark_bridge.driver.installation:_Trial._place
+  @ spark_bridge.driver.check:_Start._place
   ~ self._remote.partition("/;")[0] => self._remote
 """
 )

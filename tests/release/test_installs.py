@@ -38,7 +38,7 @@ def test_headgate_alone_brings_nothing_of_spark_and_runs_actors(alone: Environme
 
 def test_headgate_alone_says_that_spark_is_missing_and_how_to_get_it(alone: Environment) -> None:
     said = alone.checks()
-    assert (said["status"], list(said)[:2]) == ("1", ["packages", "Spark"])
+    assert (said["status"], list(said)[:3]) == ("1", ["place", "packages", "Spark"])
     assert said["Spark"].startswith(f"FAILED: Spark is not installed for this Python, {alone.folder}/bin/python")
     for way in ("'headgate[pyspark]'", "'headgate[pyspark-client]'", "PYTHONPATH"):
         assert way in said["Spark"]
@@ -80,7 +80,7 @@ def test_a_client_of_spark_connect_needs_neither_java_nor_py4j(
     assert not (thin.packages / "py4j").exists()
 
     said = thin.checks(**NO_JAVA)
-    assert (said["status"], list(said)[:2]) == ("0", ["packages", "Spark"])
+    assert (said["status"], list(said)[:3]) == ("0", ["place", "packages", "Spark"])
     assert "a client of Spark Connect, which needs no Java (pyspark-client " in said["Spark"]
     assert "headgate check --remote sc://" in said["last"]
 

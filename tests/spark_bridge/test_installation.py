@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -16,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.testing import running_operator
 from spark_bridge.command import main
 from spark_bridge.common import foreign_packages
-from spark_bridge.driver.installation import CheckFailed, _question_and_answer, check_java, java_major
+from spark_bridge.driver.installation import CheckFailed, check_java, java_major, place
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -37,11 +37,28 @@ def test_the_major_version_is_read_from_what_java_prints(banner: str, major: int
     assert java_major(banner) == major
 
 
-async def test_the_operator_of_the_check_gets_the_answer_of_its_coordinator() -> None:
-    coordinator, operator = _question_and_answer()
-    async with running_operator(coordinator, parallelism=1) as world:
-        task = await world.launch_operator(0, operator, [0])
-        assert task.outputs == [0]
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"DATABRICKS_RUNTIME_VERSION": "18.0", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Databricks"),
+        ({"GLUE_VERSION": "6.0"}, "AWS Glue"),
+        ({"SERVERLESS_EMR_JOB_ID": "1", "KUBERNETES_SERVICE_HOST": "x"}, "Amazon EMR, on EKS or Serverless"),
+        ({"DATAPROC_IMAGE_VERSION": "3.0", "CONTAINER_ID": "container_1"}, "Google Dataproc"),
+        ({"DATAPROC_WORKLOAD_TYPE": "batch"}, "Google Dataproc, serverless"),
+        ({"AZURE_SERVICE": "Microsoft.ProjectArcadia"}, "Microsoft Fabric or Synapse"),
+        ({"AZURE_SERVICE": "another"}, "no platform that is known"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes"),
+        ({"CONTAINER_ID": "container_e01_1_0001_01_000001"}, "a container of YARN"),
+        ({"CONTAINER_ID": "4711"}, "no platform that is known"),
+        ({}, "no platform that is known"),
+    ],
+)
+def test_the_platform_is_told_from_the_environment(environment: dict[str, str], expected: str, tmp_path: Path) -> None:
+    assert place(environment, tmp_path / "missing") == expected
+
+
+def test_a_node_of_emr_is_told_from_its_file(tmp_path: Path) -> None:
+    assert place({"CONTAINER_ID": "container_1"}, tmp_path) == "Amazon EMR, on EC2"
 
 
 def test_version_prints_headgate_python_and_spark(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,12 +154,17 @@ def check(*options: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_check_lets_a_task_ask_its_coordinator() -> None:
     done = check(PYSPARK_PYTHON=sys.executable)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+    lines = [line for line in done.stdout.splitlines() if not line.endswith(" s so far")]
+    assert [line.partition(":")[0] for line in lines] == [
+        "place",
         "packages",
         "Spark",
         "Java",
         "session",
         "workers' Python",
+        "sidecar",
+        f"{'':18}executor driver at {socket.gethostname()}",
+        "executors",
         "sidecar and task",
         "Headgate works here.",
     ]

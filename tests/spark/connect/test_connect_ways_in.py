@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headgate import Sidecar, SidecarConfig, Watching
+from headgate import Sidecar, SidecarConfig, Watching, check
 from headgate.sources import FileSource
 from spark_bridge.common.errors import ConnectRefused
 from tests.spark import operators, test_sources, test_two_phase_sinks
@@ -36,6 +37,17 @@ def sidecar(server: ConnectServer) -> Iterator[tuple[Any, Sidecar]]:
     session = server.session()
     with Sidecar(session, SidecarConfig(watching=Watching(status_port=0))) as sidecar:
         yield session, sidecar
+    session.stop()
+
+
+def test_a_session_is_checked_and_stays(server: ConnectServer, capsys: pytest.CaptureFixture[str]) -> None:
+    session = server.session()
+    assert check(session) is True
+    said = capsys.readouterr().out
+    [executor] = [line for line in said.splitlines() if line.strip().startswith("executor ")]
+    assert re.search(r"executor driver at \S+: Python 3\.[\d.]+\S*, Java \d[\d.]*, reaches 127\.0\.0\.1:", executor)
+    assert re.search(r"^session: +ok, Spark [\d.]+\S* at 127\.0\.0\.1, Java \d", said, re.MULTILINE)
+    assert session.range(3).count() == 3
     session.stop()
 
 
