@@ -56,7 +56,7 @@ def test_a_message_makes_no_lists_that_no_field_can_hold() -> None:  # H62
 
     def decode() -> None:
         with pytest.raises(RemoteProtocolError, match=r"Registered\.states "):
-            decode_message(b"\xdc\x00\x10\x1e\x01\x01\x01" + bush)
+            decode_message(b"\xdc\x00\x11\x1e\x01\x01\x01" + bush)
 
     assert peak_bytes(decode) < 4 * len(bush)
 
