@@ -16,16 +16,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
-
+from spark_bridge.common.bootstrap import ensure_importable
 from spark_bridge.common.secret_texts import Secrets, check_no_password
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
+
+ensure_importable("fsspec")
+
+from fsspec.core import url_to_fs  # noqa: E402 - fsspec must be importable first
+from fsspec.implementations.local import LocalFileSystem  # noqa: E402
+from fsspec.spec import AbstractBufferedFile  # noqa: E402
 
 CheckHead = Callable[[bytes, int], None]
 
@@ -34,6 +38,12 @@ _COPIES_LATE = frozenset({"abfs", "abfss", "az"})
 
 _ALWAYS_WHOLE_BYTES = 2**16
 """Remote files up to this size are read in one request, without looking at their head first."""
+PIECE_BYTES = 2**20
+"""How much of a file of a state is in memory while it is written, or read from a local disk."""
+_REQUEST_BYTES = 8 * 2**20
+"""How much of a remote file one request writes or reads."""
+_REQUESTS_MAX = 9_000
+"""S3 takes a file in at most 10,000 parts."""
 _USE = ". Correct the URL or the options, or install the package of its filesystem (s3fs, gcsfs, adlfs, ...)"
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
@@ -200,7 +210,7 @@ class Files:
                 return
             with self._taken_back(temporary):
                 if self._local is not None:
-                    self._local.write(temporary, data, replace=False)
+                    self._local.write(temporary, [data], replace=False)
                 else:
                     self._put(temporary, data)
             try:
@@ -232,6 +242,81 @@ class Files:
         if written != size_bytes:
             raise OSError(f"{size_bytes} bytes were written, but the file has {written}")
 
+    def write_pieces(self, path: str, pieces: Iterable[bytes], size_bytes: int) -> None:
+        """Write a file whose name nobody else uses from pieces, with little memory, and its folder if it is missing.
+
+        It is written under its name directly. So if the process is killed, a part of the file may be there, and a
+        reader must know size and digest from elsewhere. After any other error, also one of ``pieces``, which is raised
+        as it is if it is Headgate's, nothing remains; what a store has of an unfinished file is given up.
+        """
+        with self._refusals("write", path, missing_too=True):
+            if self._local is not None:
+                self._local.make_folder(os.path.dirname(path))
+            with self._taken_back(path):
+                if self._local is not None:
+                    self._local.write(path, pieces, replace=False)
+                    self._local.sync(os.path.dirname(path))
+                else:
+                    self._stream(self._full(path), pieces, size_bytes)
+                self._require_size(path, size_bytes)
+
+    def _stream(self, full: str, pieces: Iterable[bytes], size_bytes: int) -> None:
+        """Write a remote file."""
+        if size_bytes <= _REQUEST_BYTES:
+            data = b"".join(pieces)
+            self._in_folder(full, lambda: self._filesystem.pipe_file(full, data))
+            return
+        least = max(_REQUEST_BYTES, size_bytes // _REQUESTS_MAX)
+        block_bytes = -(-least // PIECE_BYTES) * PIECE_BYTES  # GCS wants multiples of 256 KiB
+        file = self._in_folder(full, lambda: self._filesystem.open(full, "wb", block_size=block_bytes))
+        try:
+            for piece in pieces:
+                file.write(piece)
+            file.close()
+        except BaseException:
+            _give_up(file)
+            raise
+
+    def _in_folder(self, full: str, write: Callable[[], Any]) -> Any:
+        """Write, and create the folder if the filesystem wants one: object stores need no rights for that."""
+        try:
+            return write()
+        except FileNotFoundError:
+            self._filesystem.makedirs(os.path.dirname(full), exist_ok=True)
+            return write()
+
+    def pieces(self, path: str, size_bytes: int) -> Iterator[bytes]:
+        """The content of a file in pieces.
+
+        Raises ``FileNotFoundError`` if there is no such file, and ``CheckpointUnreadable`` if it has another size or
+        is not a regular file. It may be changed while it is read.
+        """
+        with self._refusals("read", path):
+            if self._local is not None:
+                try:
+                    with self._local.opened(path) as (descriptor, size):
+                        self._expect_size(path, size, size_bytes)
+                        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                            while piece := file.read(PIECE_BYTES):
+                                yield piece
+                except NotRegular as error:
+                    raise CheckpointUnreadable(self.name_of(path), str(error.strerror)) from error
+                return
+            full = self._full(path)
+            self._expect_size(path, self._remote_size(full), size_bytes)
+            for start in range(0, size_bytes, _REQUEST_BYTES):
+                yield bytes(self._filesystem.cat_file(full, start=start, end=min(start + _REQUEST_BYTES, size_bytes)))
+
+    def _expect_size(self, path: str, found: int, expected: int) -> None:
+        if found != expected:
+            raise CheckpointUnreadable(self.name_of(path), f"it has {found} bytes, and {expected} were stored")
+
+    def remove_folder(self, path: str) -> None:
+        """Delete a folder that is empty, if the filesystem is local; harmless if it is not, or if there is none."""
+        if self._local is not None:
+            with suppress(OSError):
+                self._local.remove_folder(path)
+
     def sweep(self, path: str) -> None:
         """Delete what a failure may have left, ignoring errors, because that failure is the one to report."""
         with suppress(StorageError):
@@ -247,7 +332,7 @@ class Files:
 
     def _put(self, path: str, data: bytes) -> None:
         if self._local is not None:
-            self._local.write(path, data)
+            self._local.write(path, [data])
         else:
             self._filesystem.pipe_file(self._full(path), data)
 
@@ -346,7 +431,7 @@ class LocalFiles:
             os.close(os.open(name, flags, _FILE_MODE, dir_fd=folder))
             os.fsync(folder)
 
-    def write(self, path: str, data: bytes, *, replace: bool = True) -> None:
+    def write(self, path: str, pieces: Iterable[bytes], *, replace: bool = True) -> None:
         """Write a new file. Its name is not durable yet.
 
         Replaces one that is left of an earlier try, or raises ``FileExistsError`` if ``replace`` is False.
@@ -357,7 +442,8 @@ class LocalFiles:
                     os.unlink(name, dir_fd=folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(name, flags, _FILE_MODE, dir_fd=folder), "wb") as file:
-                file.write(data)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
 
@@ -374,6 +460,16 @@ class LocalFiles:
             else:
                 _link(old, name, folder)
             os.fsync(folder)
+
+    def sync(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        with self._folder(path) as folder:
+            os.fsync(folder)
+
+    def remove_folder(self, path: str) -> None:
+        """Delete a folder that is empty."""
+        with self._parent(path) as (folder, name):
+            os.rmdir(name, dir_fd=folder)
 
     def remove(self, path: str) -> None:
         """Delete a file. A link is deleted itself, never what it points to."""
@@ -419,6 +515,17 @@ class LocalFiles:
             with suppress(FileExistsError):  # another thread or application was faster
                 os.mkdir(folder, _FOLDER_MODE)
             _sync(os.path.dirname(folder))
+
+
+def _give_up(file: Any) -> None:
+    """Leave a remote file unfinished: to close it, which Python does with an object that is gone, would finish it."""
+    if isinstance(file, AbstractBufferedFile):
+        with suppress(Exception):
+            file.discard()
+        file.closed = True
+    else:
+        with suppress(Exception):
+            file.close()
 
 
 def _link(old: str, name: str, folder: int) -> None:

@@ -8,9 +8,11 @@ ROOT/OPERATOR/checkpoint-ID.hgc                       a complete checkpoint
 ROOT/OPERATOR/checkpoint-ID.hgc.EPOCH-TOKEN.tmp       a checkpoint that is being written
 ROOT/OPERATOR/void-ID-EPOCH-TOKEN                     a void marker: an empty file; the checkpoint was discarded
 ROOT/OPERATOR/restored-EPOCH-NUMBER-BASE-FIRST-TOKEN  a restore record: an empty file; see ``validity``
+ROOT/OPERATOR/state/...                               files of states; see ``state_files.folder``
 ROOT/_caches/NAME/values-NUMBER-TOKEN.hgv             values of a durable cache; see ``value_log``
 DIRECTORY/savepoint-OPERATOR-ID-TOKEN.hgc             a savepoint, in a directory of the user's
 DIRECTORY/savepoint-OPERATOR-ID-TOKEN.hgc.tmp         a savepoint that is being written
+DIRECTORY/savepoint-OPERATOR-ID-TOKEN.state/...       files of the states in it
 ```
 
 EPOCH counts the applications that have used the storage. TOKEN is random for each application. That of a savepoint is
