@@ -22,7 +22,7 @@ from spark_bridge.driver.environment import executor_ids
 from tests.spark.actions import Action
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
-from tests.spark.faults.namespaces import HostOfItsOwn
+from tests.spark.faults.namespaces import HostOfItsOwn, cluster_on_both, host_apart
 from tests.spark.faults.waiting import wait_for_executors, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -98,25 +98,14 @@ def test_tasks_for_which_there_is_no_slot_are_cancelled(
 
 @pytest.fixture
 def far_host() -> Iterator[HostOfItsOwn]:
-    host = HostOfItsOwn()
-    host.create()
-    try:
+    with host_apart() as host:
         yield host
-    finally:
-        host.remove()
 
 
 @pytest.fixture
 def cluster(far_host: HostOfItsOwn) -> Iterator[StandaloneCluster]:
-    near = far_host.our_address
-    cluster = StandaloneCluster(
-        hosts=(near, far_host.address), master_host=near, inside={far_host.address: far_host.inside}
-    )
-    try:
-        cluster.start()
+    with cluster_on_both(far_host) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def test_the_one_executor_that_cannot_reach_the_driver_is_named(

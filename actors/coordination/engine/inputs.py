@@ -294,10 +294,9 @@ def why_refused(comparison: Comparison, found: InputPosition | None, begins: Inp
         )
     if comparison is Comparison.RETURNED:
         return (
-            f"{_name(begins)} begins, but the operator failed in the unnamed run before it, whose Spark job succeeded"
-            " all the same, so that its action has returned, and nothing tells whether this run has the same records"
-            f" again or others. Add the operator again, with {say}. An action that is called with sidecar.run raises in"
-            " such a case, and input_id=... names its records"
+            f"{_name(begins)} begins, but the operator failed in the unnamed run before it. Spark called that job a"
+            " success, so its action has returned, and this run may have the same records again or others. Say which:"
+            f" {say}. With sidecar.run, such an action raises, and input_id=... names its records"
         )
     finish = {
         NamedInput: f"finish it first, with sidecar.run(..., input_id={_id_of(found.input)})",

@@ -35,7 +35,11 @@ _LOST = (
 
 
 class UploadStopped(HeadgateError):
-    """What was being written is not wanted any more. What is complete of it may be named by the next checkpoint."""
+    """What was being written is not wanted any more. Nothing is lost: the next checkpoint may name what is complete."""
+
+
+class NotTheSame(Exception):
+    """A content is not the one that was stored. It never reaches a user."""
 
 
 class StateFolder:
@@ -73,23 +77,16 @@ class StateFolder:
 
         Raises ``CheckpointUnreadable`` after the last one if it is not what was stored.
         """
-        digest, size = sha256(), 0
         try:
-            for piece in self._files.pieces(f"{self._path}/{file.name}", file.size):
-                check_wanted(stopped)
-                digest.update(piece)
-                size += len(piece)
-                if size > file.size:
-                    break
-                yield piece
+            yield from verified(self._files.pieces(f"{self._path}/{file.name}", file.size), file, stopped)
         except FileNotFoundError:
             raise CheckpointUnreadable(self.name_of(file.name), "there is no such file", _LOST) from None
         except CheckpointUnreadable as error:
             raise CheckpointUnreadable(error.file, error.problem, _LOST) from error
-        if size != file.size or digest.digest() != file.sha256:
+        except NotTheSame:
             raise CheckpointUnreadable(
                 self.name_of(file.name), "it is damaged: size or SHA-256 are not those that were stored", _LOST
-            )
+            ) from None
 
     def read_manifest(self, handle: StateHandle) -> tuple[StoredFile, ...]:
         """The files of a state, verified as far as the handle vouches for them. Their contents are not read."""
@@ -195,6 +192,20 @@ def check_wanted(stopped: Callable[[], bool]) -> None:
     """Raise ``UploadStopped`` if what is being done is not wanted any more."""
     if stopped():
         raise UploadStopped("the files of a state are not wanted any more: the attempt or the checkpoint is over")
+
+
+def verified(pieces: Iterable[bytes], file: StoredFile, stopped: Callable[[], bool]) -> Iterator[bytes]:
+    """These pieces. Raises ``NotTheSame`` after the last one, or the first too many, if they are not the file's."""
+    digest, size = sha256(), 0
+    for piece in pieces:
+        check_wanted(stopped)
+        digest.update(piece)
+        size += len(piece)
+        if size > file.size:
+            break
+        yield piece
+    if size != file.size or digest.digest() != file.sha256:
+        raise NotTheSame
 
 
 def _contents(files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:

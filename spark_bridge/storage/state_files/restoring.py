@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from protocol.describing import describe
-from protocol.errors import HeadgateError
 from protocol.wire.state_handles import StateHandle
 from spark_bridge.common.regular_files import open_regular
 from spark_bridge.storage.errors import StorageError
 from spark_bridge.storage.files import PIECE_BYTES
-from spark_bridge.storage.state_files.folder import Progress, StateFolder, check_wanted
+from spark_bridge.storage.state_files.folder import NotTheSame, Progress, StateFolder, check_wanted, verified
 from spark_bridge.storage.state_files.manifest import StoredFile
 from spark_bridge.storage.state_files.snapshot import FileStatus
 from spark_bridge.storage.state_files.values import RestoredFiles
@@ -93,32 +91,17 @@ def _write(place: str, pieces: Iterable[bytes]) -> None:
             out.write(piece)
 
 
-class _NotTheSame(HeadgateError):
-    """A file on this host is not the one that was stored."""
-
-
 def _taken(source: str, file: StoredFile, place: str, stopped: Callable[[], bool]) -> bool:
     """Copy a file of this host, if its content is right."""
     try:
         with open_regular(source) as found:
             if os.fstat(found.fileno()).st_size != file.size:
                 return False
-            _write(place, _same(iter(lambda: found.read(PIECE_BYTES), b""), file, stopped))
+            _write(place, verified(iter(lambda: found.read(PIECE_BYTES), b""), file, stopped))
     except FileExistsError:  # two paths are one to this filesystem
         raise
-    except (OSError, _NotTheSame):
+    except (OSError, NotTheSame):
         with suppress(FileNotFoundError):
             os.unlink(place)
         return False
     return True
-
-
-def _same(pieces: Iterable[bytes], file: StoredFile, stopped: Callable[[], bool]) -> Iterator[bytes]:
-    digest, size = sha256(), 0
-    for piece in pieces:
-        check_wanted(stopped)
-        digest.update(piece)
-        size += len(piece)
-        yield piece
-    if size != file.size or digest.digest() != file.sha256:
-        raise _NotTheSame

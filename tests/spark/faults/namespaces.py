@@ -9,10 +9,13 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.spark.cluster import StandaloneCluster
 
 PREFIX = "headgate-"
 
@@ -112,3 +115,26 @@ def _remove_those_of_the_dead() -> None:
         if match and not Path("/proc", match[1]).exists():
             with contextlib.suppress(subprocess.CalledProcessError):  # another test run may be removing it, too
                 _ip("netns", "delete", name)
+
+
+@contextlib.contextmanager
+def host_apart() -> Iterator[HostOfItsOwn]:
+    """A host with a separate network, as long as the block runs."""
+    host = HostOfItsOwn()
+    host.create()
+    try:
+        yield host
+    finally:
+        host.remove()
+
+
+@contextlib.contextmanager
+def cluster_on_both(far: HostOfItsOwn) -> Iterator[StandaloneCluster]:
+    """A cluster with one worker on this host and one on ``far``."""
+    near = far.our_address
+    cluster = StandaloneCluster(hosts=(near, far.address), master_host=near, inside={far.address: far.inside})
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()

@@ -19,7 +19,7 @@ from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
 from tests.spark.counting import Counting, CountingCoordinator
 from tests.spark.faults.heard import Heard, listening_to
-from tests.spark.faults.namespaces import HostOfItsOwn
+from tests.spark.faults.namespaces import HostOfItsOwn, cluster_on_both, host_apart
 from tests.spark.faults.waiting import wait_for_executors, wait_until
 
 pytestmark = pytest.mark.spark
@@ -29,25 +29,14 @@ TRIES = 4  # the kernel's fourth try is about three seconds after the first
 
 @pytest.fixture(scope="module")
 def far_host() -> Iterator[HostOfItsOwn]:
-    host = HostOfItsOwn()
-    host.create()
-    try:
+    with host_apart() as host:
         yield host
-    finally:
-        host.remove()
 
 
 @pytest.fixture(scope="module")
 def cluster(far_host: HostOfItsOwn) -> Iterator[StandaloneCluster]:
-    """A cluster with one worker on the driver's host and one on the remote host."""
-    near = far_host.our_address
-    inside = {far_host.address: far_host.inside}
-    cluster = StandaloneCluster(hosts=(near, far_host.address), master_host=near, inside=inside)
-    try:
-        cluster.start()
+    with cluster_on_both(far_host) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

@@ -286,16 +286,21 @@ def test_an_immutable_file_that_was_uploaded_is_not_read_again(folder: StateFold
     folder.verify(handle)
 
 
-def test_what_a_stopped_upload_has_stored_is_named_by_the_next_one(folder: StateFolder, tmp_path: Path) -> None:
-    state = a_state(tmp_path, a_sst=b"a" * 50_000, b_sst=b"b" * 70_000)
-    uploader = an_uploader(folder, tmp_path)
+def upload_in_part(uploader: StateUploader, state: Path, *, pieces: int) -> None:
+    """Stop the upload for checkpoint 1 after so many pieces."""
     done: list[int] = []
     with pytest.raises(UploadStopped):
         uploader.upload(
             uploader.freeze(StateFiles(state), 1),
             progress=lambda one, total: done.append(one),
-            stopped=lambda: done != [],
+            stopped=lambda: len(done) >= pieces,
         )
+
+
+def test_what_a_stopped_upload_has_stored_is_named_by_the_next_one(folder: StateFolder, tmp_path: Path) -> None:
+    state = a_state(tmp_path, a_sst=b"a" * 50_000, b_sst=b"b" * 70_000)
+    uploader = an_uploader(folder, tmp_path)
+    upload_in_part(uploader, state, pieces=1)
     uploader.aborted(1)
     assert (uploader.uploaded_bytes, len(folder.names())) == (50_000, 1)
     handle = store(uploader, state, 2)
@@ -375,13 +380,7 @@ def test_a_stopped_upload_of_a_large_file_leaves_nothing(
 ) -> None:
     state = a_state(tmp_path, a_sst=bytes(17_500_000))
     uploader = an_uploader(folder, tmp_path)
-    done: list[int] = []
-    with pytest.raises(UploadStopped):
-        uploader.upload(
-            uploader.freeze(StateFiles(state), 1),
-            progress=lambda one, total: done.append(one),
-            stopped=lambda: len(done) == 12,
-        )
+    upload_in_part(uploader, state, pieces=12)
     gc.collect()
     assert folder.names() == ()
     if "s3" in request.node.callspec.id:
