@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from actors.logs import ROOT
 from protocol.barrier_tracker import CheckpointConfig
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_runtest_setup
 from tests.spark.shared_classes import jvm_options
@@ -168,9 +170,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def log_as_it_was() -> Iterator[None]:
-    """``capture_logs`` leaves structlog configured, and the log would go to standard output from then on."""
-    configured = structlog.is_configured()
+    """``capture_logs`` leaves structlog configured, and the log would go to standard output from then on.
+
+    The command of the fuzzers leaves a level behind, and a later test would find no lines of the log.
+    """
+    configured, logger = structlog.is_configured(), logging.getLogger(ROOT)
+    level = logger.level
     yield
+    logger.setLevel(level)
     if not configured:
         structlog.reset_defaults()
 

@@ -38,10 +38,6 @@ class UploadStopped(HeadgateError):
     """What was being written is not wanted any more. Nothing is lost: the next checkpoint may name what is complete."""
 
 
-class NotTheSame(Exception):
-    """A content is not the one that was stored. It never reaches a user."""
-
-
 class StateFolder:
     """The files of the states of one operator, or of one savepoint. All methods block; for any thread.
 
@@ -83,10 +79,8 @@ class StateFolder:
             raise CheckpointUnreadable(self.name_of(file.name), "there is no such file", _LOST) from None
         except CheckpointUnreadable as error:
             raise CheckpointUnreadable(error.file, error.problem, _LOST) from error
-        except NotTheSame:
-            raise CheckpointUnreadable(
-                self.name_of(file.name), "it is damaged: size or SHA-256 are not those that were stored", _LOST
-            ) from None
+        except ValueError as error:
+            raise CheckpointUnreadable(self.name_of(file.name), f"it {error}", _LOST) from None
 
     def read_manifest(self, handle: StateHandle) -> tuple[StoredFile, ...]:
         """The files of a state, verified as far as the handle vouches for them. Their contents are not read."""
@@ -195,7 +189,11 @@ def check_wanted(stopped: Callable[[], bool]) -> None:
 
 
 def verified(pieces: Iterable[bytes], file: StoredFile, stopped: Callable[[], bool]) -> Iterator[bytes]:
-    """These pieces. Raises ``NotTheSame`` after the last one, or the first too many, if they are not the file's."""
+    """These pieces.
+
+    Raises ``ValueError`` with the rest of a sentence, after the last one or at the first too many, if they are not the
+    content of the file.
+    """
     digest, size = sha256(), 0
     for piece in pieces:
         check_wanted(stopped)
@@ -205,7 +203,7 @@ def verified(pieces: Iterable[bytes], file: StoredFile, stopped: Callable[[], bo
             break
         yield piece
     if size != file.size or digest.digest() != file.sha256:
-        raise NotTheSame
+        raise ValueError("is damaged: size or SHA-256 are not those that were stored")
 
 
 def _contents(files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:

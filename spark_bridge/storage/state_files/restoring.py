@@ -16,7 +16,7 @@ from protocol.wire.state_handles import StateHandle
 from spark_bridge.common.regular_files import open_regular
 from spark_bridge.storage.errors import StorageError
 from spark_bridge.storage.files import PIECE_BYTES
-from spark_bridge.storage.state_files.folder import NotTheSame, Progress, StateFolder, check_wanted, verified
+from spark_bridge.storage.state_files.folder import Progress, StateFolder, check_wanted, verified
 from spark_bridge.storage.state_files.manifest import StoredFile
 from spark_bridge.storage.state_files.snapshot import FileStatus
 from spark_bridge.storage.state_files.values import RestoredFiles
@@ -100,7 +100,7 @@ def _taken(source: str, file: StoredFile, place: str, stopped: Callable[[], bool
             _write(place, verified(iter(lambda: found.read(PIECE_BYTES), b""), file, stopped))
     except FileExistsError:  # two paths are one to this filesystem
         raise
-    except (OSError, NotTheSame):
+    except (OSError, ValueError):
         with suppress(FileNotFoundError):
             os.unlink(place)
         return False
