@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, Final, TypeVar
 
 from protocol.arguments import checked
-from protocol.describing import type_name
+from protocol.describing import describe, text_of, type_name
 from protocol.errors import HeadgateError
 from spark_bridge.common import command_line
 from spark_bridge.common.errors import SidecarError
@@ -172,7 +172,7 @@ def _shown_session(spark: Any) -> str:
         where = session.client.host if is_remote(session) else session.sparkContext.master
         version = session.version  # of the server, which is asked here
     except Exception as error:  # Py4J and PySpark have their own
-        raise CheckFailed(f"the session does not answer ({type_name(error)}: {error}): make a new one") from error
+        raise CheckFailed(f"the session does not answer ({describe(error)}): make a new one") from error
     return f"ok, Spark {version} at {where}{_java_of_driver(session)}"
 
 
@@ -295,10 +295,7 @@ class _Start:
 
     def _why_not_started(self, error: Exception) -> str:
         if self._remote is None:
-            return (
-                f"Spark did not start ({type_name(error)}: {error}): run `pyspark --master {self._master}` to see its "
-                "own log"
-            )
+            return f"Spark did not start ({describe(error)}): run `pyspark --master {self._master}` to see its own log"
         if isinstance(error, ImportError):  # PySpark names one of the packages that it needs, with its version
             return f"{error}: pip install 'headgate[connect]'"
         said = type_name(error)
@@ -409,7 +406,7 @@ class _Trial:
         except CheckFailed:
             raise
         except Exception as error:  # the job's: Spark has a class for each of its sides
-            raise CheckFailed(why_no_subtask(str(error), of_server=self._is_remote)) from error
+            raise CheckFailed(why_no_subtask(text_of(error), of_server=self._is_remote)) from error
 
     def ask(self) -> str:
         expected = list(range(self._tasks))
@@ -426,9 +423,7 @@ class _Trial:
         except CheckFailed:
             raise
         except Exception as error:
-            raise CheckFailed(
-                f"the request of a task to its coordinator failed ({type_name(error)}: {error})"
-            ) from error
+            raise CheckFailed(f"the request of a task to its coordinator failed ({describe(error)})") from error
         if answered != expected:
             raise CheckFailed(f"tasks sent their coordinator requests for {expected}, and passed on {answered!r}")
         return "ok, a task sent its coordinator a request and received the answer"
