@@ -12,7 +12,6 @@ STAMP := $(VENV)/.made-from
 RUN_VENV := .venv-run
 SPARK := 4.3
 OTHER_SPARKS := 4.1 4.2
-OTHER_VENVS := $(OTHER_SPARKS:%=.venv-spark-%)
 RELEASE_VENV := .venv-release
 TORCH := 2.13.0
 TORCH_VENV := .venv-torch
@@ -101,12 +100,8 @@ spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters, in a d
 		--durations 10 $(ARGS)
 
 .PHONY: matrix
-matrix: $(STAMP) $(OTHER_VENVS:%=%/.made-from) ## the tests on a real Spark, with each Spark that is supported
-	@$(with_java) && for venv in $(OTHER_VENVS) $(VENV); do \
-		python="$(CURDIR)/$$venv/bin/python" && \
-		echo "headgate: Spark $$("$$python" -c 'import pyspark; print(pyspark.__version__)')" >&2 && \
-		PYSPARK_PYTHON="$$python" PYSPARK_DRIVER_PYTHON="$$python" "$$python" -m pytest -m "spark and not torch" --ignore tests/benchmarks $(ARGS) || exit; \
-	done
+matrix: $(STAMP) ## headgate check and tests with each Spark, Python and Java that is here; prints what works
+	@$(with_java) && exec $(PY) -m tests.support_matrix $(ARGS)
 
 .PHONY: check
 check: $(STAMP) ## format, lint, types and import rules; seconds, no Java
@@ -211,7 +206,7 @@ lock: $(RELEASE_VENV)/.made-from ## write the locks from pyproject.toml; ARGS=--
 
 .PHONY: clean
 clean: ## remove all environments and all that tools left behind
-	@rm -rf .azurite .mutants .coverage* $(VENV) $(RUN_VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	@rm -rf .azurite .mutants .coverage* $(VENV) $(RUN_VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* .venv-java-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.hypothesis spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -254,10 +249,12 @@ $(TORCH_VENV)/.made-from: $(STAMP) requirements-torch.lock
 				"PIP_EXTRA_INDEX_URL=... make test-torch" >&2; exit 1; }; } && \
 		cp requirements-torch.lock $@
 
-$(OTHER_VENVS:%=%/.made-from): .venv-spark-%/.made-from: requirements.lock requirements-spark-%.lock
+# The environments of `make matrix`: .venv-spark-4.1-python3.12.
+.SECONDEXPANSION:
+.venv-spark-%/.made-from: requirements.lock requirements-spark-$$(firstword $$(subst -, ,$$*)).lock
 	@python="$$(.ci/find-python)" && \
 		echo "headgate: building $(@D) (once; some minutes, for Spark is built from its sources)" >&2 && \
 		rm -rf $(@D) && \
 		"$$python" -m venv $(@D) && \
-		$(call install_locked,$(@D),requirements.lock,requirements-spark-$*.lock) && \
+		$(call install_locked,$(@D),requirements.lock,$(word 2,$^)) && \
 		cp requirements.lock $@
