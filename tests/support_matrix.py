@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m tests.support_matrix``: Headgate with each Spark, Python and Java that is here, and a table of what works.
+"""``python -m tests.support_matrix``: what works, with each Spark, Python and Java that is here.
 
 Each Python with each Spark has an environment, ``.venv-spark-4.1-python3.12``, which is made once from the locks. In
-each cell ``headgate check`` runs, alone and with a Spark Connect server, and then tests on a real Spark. What they print
-is in ``build/support-matrix``, and so are the results, so that the cells can be tried one after the other.
+each cell ``headgate check`` runs, alone and with a Spark Connect server, and then tests on a real Spark. What they
+print is in ``build/support-matrix``, and so are the results, so that the cells can be tried one after the other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from spark_bridge.driver.environment import spark_release
 from spark_bridge.driver.installation import JAVA_MAJOR_MAX, java_major
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -37,7 +38,7 @@ TIMEOUT_S: Final = 3600.0
 
 
 class Cell(NamedTuple):
-    """``python``: the interpreter, ``home``: of Java."""
+    """One place of the table."""
 
     spark: str
     python: str
@@ -53,8 +54,7 @@ class Cell(NamedTuple):
     @property
     def is_refused(self) -> bool:
         """Whether ``headgate check`` has to say that this Java is too new."""
-        release = tuple(map(int, self.spark.split(".")))
-        return self.java > JAVA_MAJOR_MAX.get(release, self.java)
+        return self.java > JAVA_MAJOR_MAX.get(spark_release(self.spark), self.java)
 
 
 def find_python(version: str) -> str | None:
@@ -124,6 +124,7 @@ def run(cell: Cell, java_home: str, tests: Sequence[str]) -> str:
         "PYSPARK_DRIVER_PYTHON": python,
     }
     log = OUT / f"spark-{cell.spark}-python{cell.python}-java{cell.java}.log"
+    said = ""
     with log.open("w", encoding="utf-8") as out:
         for name, command in steps(cell, tests):
             out.write(f"--- {name}: {' '.join(command)}\n")

@@ -128,3 +128,62 @@ def test_the_one_executor_that_cannot_reach_the_driver_is_named(
         assert headgate.check(spark) is True
     finally:
         spark.stop()
+
+
+def free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("answer", ["drops", "refuses"])
+def test_a_firewall_before_the_port_of_the_sidecar_is_named_with_the_executor_behind_it(
+    answer: str,
+    cluster: StandaloneCluster,
+    far_host: HostOfItsOwn,
+    spark_on: SparkOn,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Spark itself works on that executor, because its own ports are open."""
+    near = far_host.our_address
+    spark = spark_on(
+        cluster.master_url, spark_driver_host=near, spark_driver_bindAddress=near, spark_executor_memory="512m"
+    )
+    wait_for_executors(spark, cluster.hosts)
+    port = free_port(near)
+    (far_host.drop if answer == "drops" else far_host.refuse)(port)
+    try:
+        assert headgate.check(spark, SidecarConfig(port=port)) is False
+        said = capsys.readouterr().out
+        apart = {line.split(" at ")[1].split(":")[0]: line for line in of_executors(said)}
+        assert f"reaches {near}:{port}" in apart[near], said
+        why = "timed out" if answer == "drops" else "Network is unreachable"
+        assert f"does not reach {near}:{port}" in apart[far_host.address], said
+        assert why in apart[far_host.address], said
+        last = said.splitlines()[-1]
+        assert f"FAILED: 1 of 2 executors cannot reach the sidecar at {near}:{port}: a firewall" in last
+        assert f"Open TCP port {port} of the driver to the executors" in last
+    finally:
+        spark.stop()
+
+
+def test_nobody_has_to_connect_to_an_executor(
+    cluster: StandaloneCluster, far_host: HostOfItsOwn, spark_on: SparkOn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A network policy may let executors connect to the driver, and nothing to them."""
+    near, port = far_host.our_address, free_port(far_host.our_address)
+    far_host.drop(port, of_host=True)
+    spark = spark_on(
+        cluster.master_url,
+        spark_driver_host=near,
+        spark_driver_bindAddress=near,
+        spark_executor_memory="512m",
+        spark_blockManager_port=str(port),
+        spark_driver_blockManager_port=str(port + 1),
+    )
+    wait_for_executors(spark, cluster.hosts)
+    try:
+        assert headgate.check(spark) is True
+        said = capsys.readouterr().out
+        assert [line.count("reaches") for line in of_executors(said)] == [1, 1], said
+    finally:
+        spark.stop()

@@ -18,6 +18,8 @@ import pytest
 from tests.spark.cluster import StandaloneCluster
 
 PREFIX = "headgate-"
+_NOBODY = "10.255.255.254"
+"""A neighbour that does not exist."""
 
 
 @dataclass
@@ -28,6 +30,7 @@ class HostOfItsOwn:
     """
 
     number: int = field(default_factory=os.getpid)  # distinguishes concurrent test runs
+    _rules_of_ours: list[list[str]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -71,7 +74,11 @@ class HostOfItsOwn:
 
     def remove(self) -> None:
         """Remove the namespace, and the cable with it. Idempotent."""
+        while self._rules_of_ours:
+            _ip("rule", "delete", *self._rules_of_ours.pop())
         if self.name in _namespaces():
+            with contextlib.suppress(subprocess.CalledProcessError):  # it may not have been made
+                _ip("link", "delete", f"hg{self.number}a")  # otherwise it goes later, when the kernel has time
             _ip("netns", "delete", self.name)
 
     def cut(self) -> None:
@@ -81,6 +88,29 @@ class HostOfItsOwn:
     def heal(self) -> None:
         """Plug the cable in again."""
         _ip("-n", self.name, "link", "set", f"hg{self.number}b", "up")
+
+    def drop(self, port: int, *, of_host: bool = False) -> None:
+        """Let a firewall drop silently what goes to a TCP port of this machine from the host, or of the host from here.
+
+        Nothing has to be installed for it: the packets are sent to a network card that nobody has.
+        """
+        prefix, device, target = ((), f"hg{self.number}a", self.address) if of_host else self._of_the_host()
+        _ip(*prefix, "neighbour", "replace", _NOBODY, "lladdr", "02:00:00:00:00:01", "dev", device, "nud", "permanent")
+        _ip(*prefix, "route", "replace", target, "via", _NOBODY, "dev", device, "onlink", "table", self._table)
+        _ip(*prefix, "rule", "add", "to", target, "ipproto", "tcp", "dport", str(port), "lookup", self._table)
+        self._rules_of_ours += [["to", target, "ipproto", "tcp", "dport", str(port), "lookup", self._table]] * of_host
+
+    def refuse(self, port: int) -> None:
+        """Let a firewall refuse what the host sends to a TCP port of this machine, and say so."""
+        prefix, _, target = self._of_the_host()
+        _ip(*prefix, "rule", "add", "to", target, "ipproto", "tcp", "dport", str(port), "unreachable")
+
+    def _of_the_host(self) -> tuple[tuple[str, ...], str, str]:
+        return ("-n", self.name), f"hg{self.number}b", self.our_address
+
+    @property
+    def _table(self) -> str:
+        return str(1000 + self.number)
 
     def retransmissions(self, our_port: int) -> int:
         """How often the kernel has retransmitted to the host from this local port without success."""
