@@ -36,6 +36,7 @@ from protocol.wire.messages import Downward, Registered, RestoreMode, SubtaskSta
 from protocol.wire.state_handles import StateHandle
 from spark_bridge.storage import CheckpointStorage, StorageSession, read_file
 from spark_bridge.storage.files import Files
+from spark_bridge.storage.operator_states import OperatorStates
 from spark_bridge.storage.port import StoragePort
 from spark_bridge.storage.state_files.folder import StateFolder
 from spark_bridge.storage.state_files.restoring import RestoredState, restore
@@ -62,10 +63,11 @@ class FilesTask(Task):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.lazy = False
+        self.inline = False  # whether its state has no files
         self.fails = ""  # why its uploads fail
         self._started: dict[int, tuple[Snapshot, str]] = {}
         self._frozen: dict[int, Snapshot] = {}
-        self._name = f"{self.attempt.subtask}-{self.attempt.task_attempt_id}-{self.application.epoch}"
+        self._name = f"{self.attempt.subtask}-{self.attempt.task_attempt_id}-{self.application.storage.owner.token}"
         self.words = self.application.place / "tasks" / self._name / "words"
         self.uploader = StateUploader(
             StateFolder.of_operator(Files(self.application.root), "words"),
@@ -101,6 +103,9 @@ class FilesTask(Task):
         return restore(folder, handle, self.words)
 
     def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
+        if self.inline:
+            super().acknowledge(checkpoint_id, state)
+            return
         self._frozen[checkpoint_id] = self.uploader.freeze(StateFiles(self.words), checkpoint_id)
         self._drive(SnapshotTaken(checkpoint_id, state, state_follows=True))
 
@@ -159,6 +164,10 @@ class Application(World):
     place: Path
     root: Path
     epoch: int
+    states: OperatorStates | None
+
+    def on_completed(self) -> None:
+        """Called when a checkpoint is complete; a test may replace it."""
 
     @property
     def storage(self) -> CheckpointStorage:
@@ -166,11 +175,17 @@ class Application(World):
 
     def _more_ports(self) -> dict[str, Any]:
         port = self.port
+        states = self.states = port.states()
         return {
+            "completed": self._hear_completed,
             "name_savepoint": port.name_savepoint,
             "discard_savepoint": port.discard_savepoint,
-            "states": port.states(),
+            "states": states,
         }
+
+    def _hear_completed(self, checkpoint_id: int) -> None:
+        self.completed.append(checkpoint_id)
+        self.on_completed()
 
     async def _store(self, checkpoint: CompletedCheckpoint) -> None:
         if self.completed:
