@@ -66,7 +66,7 @@ class OperatorStates:
         self._savepoint_folder = savepoint_folder
         self._elsewhere = elsewhere
         self._known: Names = {}  # what the states of the last checkpoint name
-        self._copies: dict[tuple[int, bytes], str] = {}  # since the last completion
+        self._copies: dict[tuple[int, bytes], str] = {}  # of the checkpoint that this application starts from
         self._nonce = secrets.token_hex(8)
         self._numbers = itertools.count(1)
 
@@ -97,7 +97,6 @@ class OperatorStates:
         return names
 
     async def kept_ids(self) -> frozenset[int]:
-        self._copies = {}  # a file of an aborted checkpoint may be deleted from now on
         return await self._threads.run_in_thread(partial(self._storage.kept_ids, self._operator_id))
 
     async def gather(

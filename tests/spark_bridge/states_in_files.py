@@ -82,6 +82,9 @@ class FilesTask(Task):
     def write(self, word: str, content: bytes = b"") -> None:
         (self.words / f"{word}.sst").write_bytes(content or word.encode())
 
+    def remove(self, word: str) -> None:
+        (self.words / f"{word}.sst").unlink()
+
     def _take(self, message: Downward) -> None:
         if isinstance(message, Registered):
             for state in message.states:

@@ -176,24 +176,25 @@ async def test_an_operator_without_files_lists_and_asks_nothing(tmp_path: Path) 
 
 
 async def test_files_may_begin_while_a_checkpoint_without_files_is_being_written(tmp_path: Path) -> None:  # H190, H43
-    disk = asyncio.Event()
+    disks = {1: asyncio.Event(), 2: asyncio.Event()}
     async with an_application(tmp_path, concurrent_max=2) as application:
         (task,) = await application.tasks_of(0)
 
         async def wait(checkpoint: CompletedCheckpoint) -> None:
-            if checkpoint.checkpoint_id == 1:
-                await disk.wait()
+            await disks[checkpoint.checkpoint_id].wait()
 
         application.on_store = wait
         task.inline = True
         first = await application.checkpoint()
         task.inline = False
         task.write("one")
-        application.begin_checkpoint()
-        disk.set()
+        second = await application.checkpoint()
+        disks[1].set()
         await application.settle()
         assert first.values == [1]
-        assert application.completed == [1, 2]
+        disks[2].set()
+        await application.settle()
+        assert second.values == [2]
         assert missing(application.storage) == []
         assert not application.failures
 
@@ -252,6 +253,42 @@ async def test_what_is_in_doubt_keeps_its_files(tmp_path: Path) -> None:  # H190
         assert application.config.restored.checkpoint_id == 2
         (task,) = await application.tasks_of(0)
         assert content_of(task.words) == {"one.sst": b"2"}
+
+
+async def test_a_sweep_spares_what_is_in_doubt(tmp_path: Path) -> None:  # H190, H64
+    """Checkpoint 3 alone names a file of the aborted 1, and the sweep after 2 waits for its failure."""
+    disks = {2: asyncio.Event(), 3: asyncio.Event()}
+    async with an_application(tmp_path, parallelism=2, retained=1, concurrent_max=2) as application:
+        task, other = await application.tasks_of(0, 1)
+        task.write("one", b"1")
+        other.fails = "no space"
+        assert "no space" in (await application.checkpoint()).reason()
+        other.fails = ""
+
+        async def wait(checkpoint: CompletedCheckpoint) -> None:
+            await disks[checkpoint.checkpoint_id].wait()
+            if checkpoint.checkpoint_id == 3:
+                raise StorageError("no answer")
+
+        async def no_answer(_: Any) -> None:
+            raise StorageError("no answer")
+
+        application.on_store, application.on_discard = wait, no_answer
+        task.remove("one")
+        second = await application.checkpoint()
+        task.write("one", b"1")
+        third = await application.checkpoint()
+        disks[2].set()
+        await application.settle()
+        disks[3].set()
+        await application.settle()
+        assert second.values == [2]
+        assert "no answer" in third.reason()
+        assert origins(application) == {1, 2, 3}
+        assert missing(application.storage) == []
+    async with an_application(tmp_path, parallelism=2) as application:
+        (task,) = await application.tasks_of(0)
+        assert content_of(task.words) == {"one.sst": b"1"}
 
 
 # --- savepoints -----------------------------------------------------------------------------------------------------
@@ -320,6 +357,15 @@ async def test_a_savepoint_that_fails_leaves_no_files(when: str, tmp_path: Path)
         assert content_of(kept.parent) == before
         assert len(list(kept.parent.iterdir())) == 2
         assert not application.port._savepoints
+
+
+async def test_a_savepoint_that_is_refused_is_forgotten(tmp_path: Path) -> None:
+    async with an_application(tmp_path) as application:
+        (task,) = await application.tasks_of(0)
+        task.lazy = True
+        answers = [await application.checkpoint(str(tmp_path / "saved")) for _ in range(3)]
+        assert "only one may" in answers[2].reason()
+        assert sorted(application.port._savepoints) == [1, 2]
 
 
 async def test_a_savepoint_that_copies_is_in_nobodys_way(tmp_path: Path) -> None:  # H190, H193
