@@ -499,7 +499,7 @@ def files_of(checkpoint: CompletedCheckpoint) -> list[StateHandle]:
     return list(dict.fromkeys([state.files for state in states if state.files is not None]))
 
 
-def _with_copies(checkpoint: CompletedCheckpoint, copied: dict[StateHandle, StateHandle]) -> CompletedCheckpoint:
+def with_copies(checkpoint: CompletedCheckpoint, copied: dict[StateHandle, StateHandle]) -> CompletedCheckpoint:
     """Return the checkpoint with the handles of the copies."""
     parts = {
         subtask: replace(
@@ -754,7 +754,7 @@ class CheckpointsUnderWay:
         self.move_on(out)
         if pending.savepoint or pending.stored is None:
             return None
-        return _with_copies(pending.stored, copied) if copied else pending.stored
+        return with_copies(pending.stored, copied) if copied else pending.stored
 
     def abort(self, checkpoint_id: int, reason: str, out: Effects) -> None:
         """Give up one checkpoint, pending or waiting, by its id (H44). It does not count as a failure."""

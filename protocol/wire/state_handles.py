@@ -28,9 +28,11 @@ from typing import Any, NamedTuple
 from protocol.describing import type_name
 
 __all__ = [
+    "FILES_MAX",
     "FILE_NAME_CHARS_MAX",
     "HANDLE_BYTES_MAX",
     "KEY_GROUPS_MAX",
+    "MANIFEST_BYTES_MAX",
     "StateHandle",
     "check_file_name",
     "pack_handle",
@@ -40,9 +42,10 @@ __all__ = [
 VERSION = 1
 FILE_NAME_CHARS_MAX = 200
 KEY_GROUPS_MAX = 2**15
-MANIFEST_BYTES_MAX = 2**30
+MANIFEST_BYTES_MAX = 2**27
 """The size limit of a manifest, which is completely in memory while it is read."""
-FILES_MAX = 2**32 - 1
+FILES_MAX = 2**18
+"""The size limit of a state: more files would take longer to list than to read."""
 TOTAL_BYTES_MAX = 2**63 - 1
 DIGEST_BYTES = 32
 

@@ -242,8 +242,8 @@ class Operators:
                 "(replace=True does)"
             )
         port = self._storage.port(operator_id, config.mode)
-        restored, record = await self._restored(config, port, restore)
-        config = replace(config, restored=restored)
+        restored, record, files_from = await self._restored(config, port, restore)
+        config = replace(config, restored=restored, files_from=files_from)
         statistics = OperatorStatistics(
             operator_id, splits=partial(_splits_of, parts), sources=partial(_backlogs_of, parts)
         )
@@ -316,8 +316,9 @@ class Operators:
 
     async def _restored(
         self, config: OperatorConfig, port: StoragePort, restore: Restore
-    ) -> tuple[CompletedCheckpoint | None, Callable[[], Awaitable[None]] | None]:
-        """The checkpoint to start from, and what makes it that of later restarts too if it is not the latest one."""
+    ) -> tuple[CompletedCheckpoint | None, Callable[[], Awaitable[None]] | None, str]:
+        """The checkpoint to start from, what makes it that of later restarts too if it is not the latest one, and the
+        folder with the files of its states if it is not the operator's own."""
         operator_id = config.operator_id
         if config.mode is RestoreMode.BATCH:  # Spark owns the output, so nothing is restored
             if restore not in ("latest", "none"):
@@ -325,11 +326,11 @@ class Operators:
                     f"operator {operator_id!r} cannot start from {restore}, because in batch mode Spark owns its "
                     'output: coordinate it with mode="streaming"'
                 )
-            return None, None
-        record = None
+            return None, None, ""
+        record, files_from = None, ""
         match restore:
             case "none":
-                return None, partial(port.start_from, None)
+                return None, partial(port.start_from, None), ""
             case "latest":
                 restored = await port.restore_latest(allow_older=self._config.storage_details.allow_older_checkpoint)
             case _:
@@ -341,6 +342,7 @@ class Operators:
                         "pass the file of this operator"
                     )
                 restored = stored.checkpoint
+                files_from = await self._storage.run_in_thread(partial(port.restored_elsewhere, str(restore), restored))
                 record = partial(port.start_from, restored.checkpoint_id)
         if restored is None:
             log.info(
@@ -348,13 +350,13 @@ class Operators:
                 operator_id=operator_id,
                 storage=str(self._config.storage or "memory"),
             )
-            return None, record
+            return None, record, ""
         try:
             restored = rescaled(restored, config.parallelism)
         except LocalProtocolError as error:
             raise SidecarError(f"operator {operator_id!r}: {error}") from error
         log.info("checkpoint restored", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
-        return restored, record
+        return restored, record, files_from
 
     async def _start(self, config: OperatorConfig, operator: Operator) -> None:
         operator_id, timeout_s, tracker_ref = (
@@ -415,6 +417,8 @@ class Operators:
             failed=partial(self._hear_failure, operator_id),
             store_savepoint=store_savepoint,
             discard_savepoint=port.discard_savepoint,
+            name_savepoint=port.name_savepoint,
+            states=port.states(),
             next_checkpoint_id=port.next_checkpoint_id,
             completed=port.completed,
             coordinator_store=self.coordinator_store,
@@ -478,9 +482,8 @@ class Operators:
     async def savepoint(self, operator_id: str | None, directory: str, *, timeout_s: float) -> str:
         """Take a savepoint and return its file. Raises as ``checkpoint`` does."""
         port = self._to_ask(operator_id).port
-        return port.take_savepoint(
-            await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
-        )
+        place = await port.savepoint_place(directory)
+        return port.take_savepoint(await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=place))
 
     async def request(self, operator_id: str, payload: Any, part: str = "", *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""

@@ -311,6 +311,12 @@ class Files:
         if found != expected:
             raise CheckpointUnreadable(self.name_of(path), f"it has {found} bytes, and {expected} were stored")
 
+    def sync(self, path: str) -> None:
+        """Make durable which names a folder has and has no more, if the filesystem is local."""
+        with self._refusals("write", path), suppress(FileNotFoundError):
+            if self._local is not None:
+                self._local.sync(path)
+
     def remove_folder(self, path: str) -> None:
         """Delete a folder that is empty, if the filesystem is local; harmless if it is not, or if there is none."""
         if self._local is not None:

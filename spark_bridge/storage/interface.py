@@ -167,12 +167,14 @@ class Storage(Protocol):
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
         permit: Permit = always_permitted,
+        name: str = "",
     ) -> str:
         """Write a savepoint into a directory of the user's (H49); returns its file, which is new (H162).
 
+        ``name``: of the file, which no other savepoint has; if it is empty, the savepoint gets one.
         ``permit`` is called just before the file appears and once more after it; an exception from it takes the file
         back. After an error, nothing is deleted that this call has not written.
         """
 
     def delete_savepoint(self, file: str) -> None:
-        """Delete what ``store_savepoint`` has returned; harmless if it is gone."""
+        """Delete what ``store_savepoint`` has returned, and the files of its states; harmless if it is gone."""

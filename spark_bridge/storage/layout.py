@@ -37,6 +37,8 @@ from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX
 
 CLAIMS_FOLDER = "_ids"
 CACHES_FOLDER = "_caches"
+STATES_FOLDER = "state"
+"""In the folder of an operator."""
 SUFFIX = ".hgc"
 ID_MAX = CHECKPOINT_ID_MAX
 EPOCH_MAX = 2**31 - 1
@@ -154,6 +156,16 @@ def parse_checkpoint(name: str) -> int | None:
 
 def savepoint_name(operator_id: str, checkpoint_id: int, token: str) -> str:
     return f"savepoint-{operator_folder(operator_id)}-{checkpoint_id}-{token}{SUFFIX}"
+
+
+def savepoint_folder(name: str) -> str:
+    """The folder beside a savepoint that has the files of its states."""
+    return f"{name.removesuffix(SUFFIX)}.state"
+
+
+def is_savepoint(name: str) -> bool:
+    """Whether a checkpoint file with this name is a savepoint."""
+    return name.startswith("savepoint-")
 
 
 def cache_folder(name: str) -> str:

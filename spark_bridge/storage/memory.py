@@ -193,9 +193,10 @@ class MemoryStorage:
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
         permit: Permit = always_permitted,
+        name: str = "",
     ) -> str:
         """Like ``single_files.store_savepoint``: a savepoint always outlives the application."""
-        return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode, permit=permit)
+        return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode, permit=permit, name=name)
 
     def delete_savepoint(self, file: str) -> None:
         single_files.delete_savepoint(file)

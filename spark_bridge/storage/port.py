@@ -17,7 +17,7 @@ from enum import Enum
 from functools import partial
 from threading import Event, Lock
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -25,10 +25,17 @@ from anyio.abc import TaskGroup
 from actors.logs import get_logger
 from actors.threads import ThreadPool
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker.pending import files_of
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage.errors import StorageError, StorageFenced
+from spark_bridge.storage.files import Files
 from spark_bridge.storage.interface import Storage, WriteOptions
+from spark_bridge.storage.layout import savepoint_folder
+from spark_bridge.storage.operator_states import OperatorStates, RestoredElsewhere
+from spark_bridge.storage.single_files import new_savepoint
+from spark_bridge.storage.state_files.folder import StateFolder
+from spark_bridge.storage.state_files.values import check_holds_files
 from spark_bridge.storage.store import CheckpointStorage
 from spark_bridge.storage.value_log import ValueLog
 
@@ -293,9 +300,15 @@ class StorageSession:
 
 @dataclass(slots=True)
 class _Savepoint:
-    """``file`` is set by the thread that writes it, before the write is over."""
+    """A savepoint that is in progress, or complete and not taken.
+
+    ``directory`` as the user gave it; ``name``: of the file there; ``file`` is set by the thread that writes it, before
+    the write is over.
+    """
 
     write: PendingWrite
+    directory: str
+    name: str
     file: str = ""
 
 
@@ -311,6 +324,7 @@ class StoragePort:
         self._writes: dict[int, PendingWrite] = {}
         self._savepoints: dict[int, _Savepoint] = {}  # until they are taken or discarded
         self._unwanted: set[int] = set()  # given up, and not discarded; used in worker threads too
+        self._elsewhere: RestoredElsewhere | None = None
 
     def next_checkpoint_id(self) -> int:
         """Like ``StorageSession.next_checkpoint_id``: ids belong to the storage, not to the operator."""
@@ -365,13 +379,57 @@ class StoragePort:
         )
         self._completed_id = completed_id
 
+    def states(self) -> OperatorStates | None:
+        """The files of the operator's states; None if the storage cannot have any."""
+        if not isinstance(self._storage, CheckpointStorage):
+            return None
+        return OperatorStates(self._session, self._storage, self._operator_id, self._savepoint_folder, self._elsewhere)
+
+    def restored_elsewhere(self, file: str, checkpoint: CompletedCheckpoint) -> str:
+        """The operator starts from the checkpoint in this file. Call this before ``states``.
+
+        Returns the folder with the files of its states, if there are any and it is not the operator's own; otherwise
+        "". Raises ``StorageError`` if there are, and this storage cannot have such files. Blocks; for any thread.
+        """
+        if not files_of(checkpoint):
+            return ""
+        if not isinstance(self._storage, CheckpointStorage):
+            check_holds_files(None)
+            return ""
+        folder = StateFolder.beside(file, self._storage.options)
+        if folder.url == self._storage.state_folder(self._operator_id).url:
+            return ""
+        self._elsewhere = RestoredElsewhere(folder, checkpoint)
+        return folder.url
+
+    async def savepoint_place(self, directory: str | os.PathLike[str]) -> str:
+        """The full name of a directory for savepoints, for other processes too; as it is if it cannot be used."""
+        try:
+            return await self._session.run_in_thread(lambda: Files(directory, self._options).url)
+        except StorageError:
+            return str(directory)  # the write of the savepoint says why
+
+    def name_savepoint(self, checkpoint_id: int, directory: str) -> str:
+        """A savepoint begins. Returns the folder for the files of its states, or "" if it can have none.
+
+        ``take_savepoint`` or ``discard_savepoint`` follows.
+        """
+        name = new_savepoint(self._operator_id, checkpoint_id)
+        self._savepoints[checkpoint_id] = _Savepoint(PendingWrite(), directory, name)
+        if not isinstance(self._storage, CheckpointStorage):
+            return ""
+        return f"{directory.rstrip('/')}/{savepoint_folder(name)}"
+
     async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
         """Like ``Storage.store_savepoint``. After a cancellation, only ``discard_savepoint`` guarantees that no file is
         left.
         """
-        savepoint = self._savepoints[checkpoint.checkpoint_id] = _Savepoint(PendingWrite())
+        checkpoint_id = checkpoint.checkpoint_id
+        if checkpoint_id not in self._savepoints:
+            self.name_savepoint(checkpoint_id, str(directory))
+        savepoint = self._savepoints[checkpoint_id]
         try:
-            return await self._session.run_in_thread(partial(self._write_savepoint, savepoint, directory, checkpoint))
+            return await self._session.run_in_thread(partial(self._write_savepoint, savepoint, checkpoint))
         finally:
             savepoint.write.stop()
 
@@ -380,10 +438,10 @@ class StoragePort:
         return self._savepoints.pop(checkpoint_id).file
 
     async def discard_savepoint(self, checkpoint_id: int) -> None:
-        """Stop a running ``store_savepoint``, wait for that, and delete its file. Raises ``StorageError``."""
+        """Stop a running ``store_savepoint``, wait for that, and delete its files. Raises ``StorageError``."""
         savepoint = self._savepoints.get(checkpoint_id)
         if savepoint is None:
-            return  # it was given up before it was written
+            return
         savepoint.write.stop()
         await self._session.run_in_thread(partial(self._delete_savepoint, savepoint))
         self._savepoints.pop(checkpoint_id, None)
@@ -404,14 +462,25 @@ class StoragePort:
         finally:
             write.end()
 
-    def _write_savepoint(
-        self, savepoint: _Savepoint, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint
-    ) -> str:
+    def _savepoint_folder(self, checkpoint_id: int) -> StateFolder:
+        savepoint = self._savepoints[checkpoint_id]
+        return StateFolder.of_savepoint(Files(savepoint.directory, self._options), savepoint.name)
+
+    @property
+    def _options(self) -> Mapping[str, Any] | None:
+        return self._storage.options if isinstance(self._storage, CheckpointStorage) else None
+
+    def _write_savepoint(self, savepoint: _Savepoint, checkpoint: CompletedCheckpoint) -> str:
         write = savepoint.write
         write.begin()
         try:
             savepoint.file = self._storage.store_savepoint(
-                directory, self._operator_id, checkpoint, mode=self._mode, permit=write.permit
+                savepoint.directory,
+                self._operator_id,
+                checkpoint,
+                mode=self._mode,
+                permit=write.permit,
+                name=savepoint.name,
             )
             return savepoint.file
         finally:
@@ -425,6 +494,9 @@ class StoragePort:
             )
         if savepoint.file:
             self._storage.delete_savepoint(savepoint.file)
+        elif isinstance(self._storage, CheckpointStorage):  # tasks may have stored files all the same
+            files = Files(savepoint.directory, self._options)
+            StateFolder.of_savepoint(files, savepoint.name).delete_all()
 
     def _discard(self, checkpoint_id: int, write: PendingWrite | None) -> None:
         try:

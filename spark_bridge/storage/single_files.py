@@ -25,6 +25,7 @@ from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.files import Files
 from spark_bridge.storage.interface import CheckpointInfo, Permit, always_permitted, describe
 from spark_bridge.storage.layout import SUFFIX, savepoint_name
+from spark_bridge.storage.state_files.folder import StateFolder
 
 
 def encoded(operator_id: str, checkpoint: CompletedCheckpoint, mode: RestoreMode) -> bytes:
@@ -56,6 +57,12 @@ def read_one(files: Files, path: str, *, named_by_user: bool = False) -> tuple[S
         raise CheckpointUnreadable(files.name_of(path), str(error)) from error
 
 
+def new_savepoint(operator_id: str, checkpoint_id: int) -> str:
+    """Return a name that no other savepoint has, in whatever application."""
+    # H162
+    return savepoint_name(operator_id, checkpoint_id, secrets.token_hex(8))
+
+
 def store_savepoint(
     directory: str | os.PathLike[str],
     operator_id: str,
@@ -64,27 +71,31 @@ def store_savepoint(
     mode: RestoreMode = RestoreMode.STREAMING,
     options: Mapping[str, Any] | None = None,
     permit: Permit = always_permitted,
+    name: str = "",
 ) -> str:
     """Write a savepoint into ``directory``, a path or a URL, which is created if it is missing; returns its file.
 
     The file gets a name that no other savepoint has, in whatever application. So nothing is replaced, and after an
     error only what this call has written is deleted. ``permit`` is called just before the file appears and once more
-    after it; an exception from it takes the file back.
+    after it; an exception from it takes the file back. ``name``: of the file, if ``new_savepoint`` has given it one.
 
     A reader sees the whole file or none, as with a checkpoint (H50). Blocks; for any thread. Raises ``StorageError``.
     """
     # H162
     files = Files(directory, options)
     files.make_folder()
-    name = savepoint_name(operator_id, checkpoint.checkpoint_id, secrets.token_hex(8))
+    name = name or new_savepoint(operator_id, checkpoint.checkpoint_id)
     files.write_new(name, encoded(operator_id, checkpoint, mode), permit)
     return files.name_of(name)
 
 
 def delete_savepoint(file: str, options: Mapping[str, Any] | None = None) -> None:
-    """Delete a savepoint that ``store_savepoint`` has written; harmless if it is gone. Raises ``StorageError``."""
+    """Delete a savepoint that ``store_savepoint`` has written, and then the files of its states; harmless if it is
+    gone. Raises ``StorageError``."""
     folder, slash, name = file.rpartition("/")
-    Files(folder + slash, options).remove(name)
+    files = Files(folder + slash, options)
+    files.remove(name)
+    StateFolder.of_savepoint(files, name).delete_all()
 
 
 def read_file(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> StoredCheckpoint:

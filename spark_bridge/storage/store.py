@@ -16,8 +16,10 @@ from urllib.parse import unquote
 from actors.logs import get_logger
 from protocol.arguments import AT_LEAST_1, checked
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker.pending import files_of
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state_handles import StateHandle
 from spark_bridge.storage import single_files
 from spark_bridge.storage.claims import Claims, IgnoredNames, Named
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced
@@ -33,6 +35,8 @@ from spark_bridge.storage.interface import (
 from spark_bridge.storage.layout import (
     CACHES_FOLDER,
     CLAIMS_FOLDER,
+    STATES_FOLDER,
+    Owner,
     RestoreRecord,
     cache_folder,
     checkpoint_name,
@@ -44,6 +48,7 @@ from spark_bridge.storage.layout import (
     temporary_name,
     void_name,
 )
+from spark_bridge.storage.state_files.folder import StateFolder
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 from spark_bridge.storage.value_log import ValueLog
 
@@ -116,6 +121,7 @@ class CheckpointStorage:
         self._claims = Claims(self._files, secrets.token_hex(8))
         self._ignored = IgnoredNames(self._files)
         self._damaged: set[str] = set()
+        self._with_states: set[str] = set()  # the folders of operators that have files of states
         self._lock = Lock()
         self._choosing: dict[str, Lock] = {}  # by folder: held by each restore and each discard
         self._restores = 0
@@ -128,6 +134,11 @@ class CheckpointStorage:
     def exists(self) -> bool:
         """Whether the directory is a checkpoint storage, that is, whether an application has prepared it."""
         return self._claims.exist()
+
+    @property
+    def options(self) -> Mapping[str, Any] | None:
+        """The arguments for its filesystem."""
+        return self._options
 
     # --- the application's hold on the directory ------------------------------------------------------------------
 
@@ -161,6 +172,19 @@ class CheckpointStorage:
         """
         # H4
         return self._claims.reserve(count, above)
+
+    @property
+    def owner(self) -> Owner:
+        """This application, as it marks its files. Raises ``StorageError`` before ``prepare``."""
+        return self._claims.owner
+
+    def has_claim(self) -> bool:
+        """Look whether no later application has taken over. False is final."""
+        try:
+            self._claims.check()
+        except StorageFenced:
+            return False
+        return True
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -238,10 +262,11 @@ class CheckpointStorage:
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
         permit: Permit = always_permitted,
+        name: str = "",
     ) -> str:
         """Like ``single_files.store_savepoint``, with this storage's options."""
         return single_files.store_savepoint(
-            directory, operator_id, checkpoint, mode=mode, options=self._options, permit=permit
+            directory, operator_id, checkpoint, mode=mode, options=self._options, permit=permit, name=name
         )
 
     @checked()
@@ -274,6 +299,36 @@ class CheckpointStorage:
                 self._files.remove(f"{folder}/{name}")
         except StorageError as error:  # the checkpoint is stored; the next one tries again
             log.warning("expired checkpoint deletion failed", error=str(error))
+
+    # --- files of states ---------------------------------------------------------------------------------------------
+
+    def state_folder(self, operator_id: str) -> StateFolder:
+        """Where tasks store the files of this operator's states."""
+        return StateFolder.of_operator(self._files, operator_id)
+
+    def had_states(self, operator_id: str) -> bool:
+        """Whether the operator had such files when its folder was last listed. Looks at nothing."""
+        return operator_folder(operator_id) in self._with_states
+
+    def kept_states(self, operator_id: str) -> dict[int, list[StateHandle] | None]:
+        """The states in files of each checkpoint that a restart may restore; None for one that cannot be read."""
+        folder = operator_folder(operator_id)
+        found = self._look(folder)
+        kept: dict[int, list[StateHandle] | None] = {}
+        for checkpoint_id in filter(found.validity.may_restore, found.ids):
+            with suppress(FileNotFoundError):  # deleted since it was listed
+                try:
+                    kept[checkpoint_id] = files_of(self._read(operator_id, checkpoint_id)[0].checkpoint)
+                except CheckpointUnreadable:
+                    kept[checkpoint_id] = None
+        return kept
+
+    def kept_ids(self, operator_id: str) -> frozenset[int]:
+        """The checkpoints that the storage has. The others have been deleted durably."""
+        folder = operator_folder(operator_id)
+        ids = frozenset(self._look(folder).ids)
+        self._files.sync(folder)
+        return ids
 
     # --- restoring ------------------------------------------------------------------------------------------------
 
@@ -436,6 +491,8 @@ class CheckpointStorage:
     def _look(self, folder: str) -> _Folder:
         names = self._files.names(folder)
         self._ignored.report(folder, names)
+        if STATES_FOLDER in names:
+            self._with_states.add(folder)
         return _Folder(names)
 
     def _folders(self) -> Sequence[str]:

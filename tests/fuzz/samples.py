@@ -111,7 +111,7 @@ def _parts(random: Random) -> tuple[OperatorPart, ...]:
 def handle(random: Random) -> StateHandle:
     """Return the handle of a state in files."""
     name = "/".join(random.choice(("7-1-ab", "0-12-cd-manifest", "x.y", "_=")) for _ in range(random.choice((1, 2, 5))))
-    size, total, count = random.choice((1, 4711, 2**30)), natural(random), random.choice((0, 1, 2**32 - 1))
+    size, total, count = random.choice((1, 4711, 2**27)), natural(random), random.choice((0, 1, 2**18))
     low = random.choice((0, 5, 2**15 - 1))
     groups = random.choice((None, (low, random.randint(low + 1, 2**15))))
     return StateHandle(name, size, random.randbytes(32), total, count, groups)

@@ -8,6 +8,7 @@ coordinator and of every gateway; they end with it.
 
 ``CheckpointRequests`` has the triggered checkpoints that are not answered yet: since when, and who waits for them.
 ``CheckpointWrites`` has their durable writes, of which several may be in progress concurrently (H43).
+``StateRetention`` has the files that they name, if there are any (H190).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from actors import ActorContext, ActorRef, Background, DirectActor, Reply
 from actors.actor import DeadlineTimer
@@ -31,12 +34,14 @@ from actors.coordination.engine.messages import (
     BatchDone,
     ClientRequest,
     CoordinatorMessage,
+    FilesGathered,
     Flush,
     GatewayMessage,
     LabelledWork,
     LedgerDecided,
     NoteAwaited,
     OperatorView,
+    RecordsListed,
     RequestCheckpoint,
     Settled,
     StartCoordinator,
@@ -49,6 +54,7 @@ from actors.coordination.engine.messages import (
     WithdrawCheckpoint,
 )
 from actors.coordination.engine.operator_config import UNBOUNDED, DiscardRefused, OperatorConfig, OperatorPorts
+from actors.coordination.engine.state_retention import Gathered, StateRetention, StatesPort
 from actors.coordination.host.gateway import Announcer
 from actors.coordination.host.given import ResetNotSupported, why_not_resettable
 from actors.coordination.host.part import Parts
@@ -92,13 +98,18 @@ from protocol.barrier_tracker import (
     TrackerInput,
     TriggerCheckpoint,
 )
+from protocol.barrier_tracker.pending import files_of, with_copies
 from protocol.barrier_tracker.rescale import refitted
 from protocol.barrier_tracker.tracker import ONE_OF_MANY, BarrierTracker
 from protocol.describing import describe
 from protocol.errors import HeadgateError, InputRefused
+from protocol.file_retention import ClaimConfirmed, FilesDeleted, FilesListed, RestoreChosen
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
 from protocol.wire.messages import RestoreMode
+from protocol.wire.state_handles import StateHandle
+
+T = TypeVar("T")
 
 
 class CheckpointFailed(HeadgateError):
@@ -130,6 +141,14 @@ class CheckpointRequests:
         directory = self._open[checkpoint_id].savepoint_directory
         assert directory is not None
         return directory
+
+    @property
+    def open_ids(self) -> list[int]:
+        """The triggered checkpoints that are not answered yet, ascending."""
+        return list(self._open)
+
+    def is_savepoint(self, checkpoint_id: int) -> bool:
+        return self._open[checkpoint_id].savepoint_directory is not None
 
     def triggered(
         self,
@@ -212,12 +231,6 @@ _FIRST_RETRY_S = 1.0
 _RETRY_S_MAX = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    work: Background
-    discard: Discard
-
-
 class CheckpointWrites:
     """Writes and discards checkpoints concurrently with the tracker's actor, which gets each outcome as a message.
 
@@ -228,45 +241,62 @@ class CheckpointWrites:
 
     def __init__(self, context: ActorContext[TrackerMessage]) -> None:
         self._context = context
-        self._writes: dict[int, _Write] = {}
+        self._writes: dict[int, Background] = {}
         self._in_doubt: set[int] = set()
 
     def __contains__(self, checkpoint_id: int) -> bool:
         """Whether the write of this checkpoint has begun, and its fate is not decided yet."""
         return checkpoint_id in self._writes
 
+    @property
+    def ids(self) -> list[int]:
+        """The checkpoints whose writes have begun, and whose fate is not decided yet."""
+        return list(self._writes)
+
+    def gather(self, checkpoint_id: int, gather: Callable[[], Awaitable[Gathered]]) -> None:
+        """Read what the checkpoint names, before its write. ``FilesGathered`` or ``CheckpointStoreFailed`` follows."""
+        self._run(checkpoint_id, gather, lambda found: FilesGathered(checkpoint_id, *found))
+
     def start(
         self,
         checkpoint: CompletedCheckpoint,
         write: Callable[[CompletedCheckpoint], Awaitable[None]],
-        discard: Discard,
+        copied: dict[StateHandle, StateHandle],
     ) -> None:
         """Begin the write. ``CheckpointStored`` or ``CheckpointStoreFailed`` follows, unless it is taken back first.
 
-        ``discard``: how to remove what it wrote.
+        ``copied``: as in ``CheckpointStored``.
         """
-        checkpoint_id = checkpoint.checkpoint_id
-        work = self._context.run(
-            write,
-            checkpoint,
-            on_result=lambda _: CheckpointStored(checkpoint_id),
+        stored = CheckpointStored(checkpoint.checkpoint_id, copied)
+        self._run(checkpoint.checkpoint_id, partial(write, checkpoint), lambda _: stored)
+
+    def _run(
+        self,
+        checkpoint_id: int,
+        step: Callable[[], Awaitable[T]],
+        to_message: Callable[[T], TrackerMessage],
+    ) -> None:
+        self._writes[checkpoint_id] = self._context.run(
+            step,
+            on_result=to_message,
             on_error=lambda error: CheckpointStoreFailed(checkpoint_id, describe(error)),
         )
-        self._writes[checkpoint_id] = _Write(work, discard)
 
     def kept(self, checkpoint_id: int) -> None:
         """The checkpoint is durable, and stays."""
         del self._writes[checkpoint_id]
 
-    def take_back(self, checkpoint_id: int) -> None:
+    def take_back(self, checkpoint_id: int, discard: Discard) -> None:
         """Cancel the write if it still runs, and discard the checkpoint; ``CheckpointDiscarded`` follows.
 
-        Work that the write began in a thread continues. Only the storage knows whether the checkpoint still appears.
+        ``discard``: how to remove what has been written. Work that the write began in a thread continues. Only the
+        storage knows whether the checkpoint still appears.
         """
-        write = self._writes.pop(checkpoint_id)
-        write.work.cancel()
+        work = self._writes.pop(checkpoint_id, None)
+        if work is not None:
+            work.cancel()
         self._in_doubt.add(checkpoint_id)
-        self._context.run(self._discard, checkpoint_id, write.discard)
+        self._context.run(self._discard, checkpoint_id, discard)
 
     def no_doubt(self, checkpoint_id: int) -> None:
         """The checkpoint's fate is known, so a failed discard is not tried again."""
@@ -315,6 +345,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             config.parallelism,
             checkpoint,
             None if config.restored is None else refitted(config.restored, self._table),
+            restored_elsewhere=bool(config.files_from),
             barriers_apart=config.inject_barrier is not None,
             limits=config.wire_limits,
         )
@@ -335,12 +366,15 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._coordinator_ref: ActorRef[CoordinatorMessage]
         self._gateways: OpenGateways
         self._writes: CheckpointWrites
+        self._retention: StateRetention
+        self._to_write: dict[int, StoreCheckpoint] = {}  # what names files, until it is being written
+        self._copied: dict[int, dict[StateHandle, StateHandle]] = {}  # for these
         if config.restored is not None:
             statistics.last_completed_checkpoint_id = config.restored.checkpoint_id
 
     async def started(self, context: ActorContext[TrackerMessage]) -> None:
         loop, self_ref = asyncio.get_running_loop(), context.self_ref
-        self._now, self._log = context.clock.now, context.log
+        self._context, self._now, self._log = context, context.clock.now, context.log
 
         def next_turn() -> None:
             loop.call_soon(announce_next)
@@ -377,6 +411,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             context, self._config, self._ports, self._statistics, self._coordinator_ref, self._announcer, self._table
         )
         self._writes = CheckpointWrites(context)
+        self._retention = StateRetention(context, self._ports.states, self._write_allowed, self._write_refused)
 
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
         if type(message) in ONE_OF_MANY and self._machine.take_one_of_many(message):
@@ -395,6 +430,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case StartOperator(reply_to):
                 restored = self._config.restored
                 point = None if restored is None else (restored.checkpoint_id, restored.coordinator_state)
+                self._retention.start()
                 self._coordinator_ref.tell(StartCoordinator(reply_to, point))
             case ClientRequest():
                 self._coordinator_ref.tell(message)
@@ -403,19 +439,37 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case RequestCheckpoint(reply_to, savepoint_directory):
                 self._trigger(now, reply_to, savepoint_directory)
             case WithdrawCheckpoint(reply_to):
-                checkpoint_id = self._requests.withdrawn(reply_to)
-                if checkpoint_id is not None:
-                    self._handle(AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
+                self._withdraw(reply_to, now)
             case AnnounceBatch() | WithdrawBatch() | BatchDone():
                 self._take_batch(message, now)
             case LedgerDecided():
                 self._held.append(message)
             case AskLabelledWork() | ViewOperator() | ViewGateways() | AwaitSettled():
                 self._answer(message)
+            case (
+                FilesGathered() | RecordsListed() | RestoreChosen() | FilesListed() | ClaimConfirmed() | FilesDeleted()
+            ):
+                self._hear_of_files(message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
                 self._handle(message, now)
+
+    def _withdraw(self, reply_to: Reply[int], now: float) -> None:
+        checkpoint_id = self._requests.withdrawn(reply_to)
+        if checkpoint_id is not None:
+            self._handle(AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
+
+    def _hear_of_files(
+        self, message: FilesGathered | RecordsListed | RestoreChosen | FilesListed | ClaimConfirmed | FilesDeleted
+    ) -> None:
+        match message:
+            case FilesGathered():
+                self._gathered(message)
+            case RecordsListed(checkpoint_ids):
+                self._retention.records_listed(checkpoint_ids)
+            case _:
+                self._retention.tell(message)
 
     def _take_batch(self, message: AnnounceBatch | WithdrawBatch | BatchDone, now: float) -> None:
         match message:
@@ -457,15 +511,16 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         savepoint_directory: str | None = None,
     ) -> None:
         """Take a checkpoint that was requested or is due. Ids come from the storage, which may have none (H4)."""
-        is_savepoint = savepoint_directory is not None
         try:
             checkpoint_id = self._ports.next_checkpoint_id()
         except Exception as error:
             self._log.warning("checkpoint id not available", error=describe(error), exc_info=error)
             self._requests.without_id(error, reply_to, final_pending=self._machine.final_pending)
             return
+        target = "" if savepoint_directory is None else self._ports.name_savepoint(checkpoint_id, savepoint_directory)
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
-        self._handle(CheckpointTriggered(checkpoint_id, is_savepoint), now)
+        self._retention.began(checkpoint_id)
+        self._handle(CheckpointTriggered(checkpoint_id, savepoint_directory is not None, target), now)
 
     def _must_wait(self, message: LedgerDecided) -> bool:
         """Whether a run begins before the last output of the previous one is committed, which its reset would drop."""
@@ -530,12 +585,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         match effect:
             case ReopenSubtask(attempt, checkpoint_id):
                 self._gateways.tell([attempt], CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-            case StoreCheckpoint(checkpoint, savepoint, to_copy):
-                self._store(checkpoint, savepoint, copies=len(to_copy))
+            case StoreCheckpoint():
+                self._store(effect)
             case AwaitUploads():
                 pass  # it is shown, and the subtasks report by themselves
-            case DiscardCheckpoint(checkpoint_id):
-                self._writes.take_back(checkpoint_id)
+            case DiscardCheckpoint(checkpoint_id, savepoint):
+                discard = self._ports.discard_savepoint if savepoint else self._ports.discard
+                self._writes.take_back(checkpoint_id, discard)
             case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
                 self._end_checkpoint(effect, now)
             case ReportStale(what):
@@ -566,6 +622,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tell(effect)
             case NotifyCheckpointDiscarded(checkpoint_id):
                 self._writes.no_doubt(checkpoint_id)
+                self._retention.doubt_ended(checkpoint_id)
                 tell(effect)
             case SubtaskReady(attempt):
                 readiness = self._gateways.readiness(attempt)
@@ -593,23 +650,65 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case _:
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
-    def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool, *, copies: int) -> None:
-        checkpoint = replace(checkpoint, parts=self._table.names)
+    def _store(self, effect: StoreCheckpoint) -> None:
+        """Have a checkpoint written. If it may name files, these are read first, and their retention must allow it."""
+        checkpoint = replace(effect.checkpoint, parts=self._table.names)
+        checkpoint_id = checkpoint.checkpoint_id
         if self._config.mode is RestoreMode.STREAMING:
-            checkpoint = replace(checkpoint, label=self._labels.of(checkpoint.checkpoint_id))
-        if copies:
-            discard = self._ports.discard_savepoint if savepoint else self._ports.discard
-            self._writes.start(checkpoint, _refuse_copies, discard)
+            checkpoint = replace(checkpoint, label=self._labels.of(checkpoint_id))
+        effect = replace(effect, checkpoint=checkpoint)
+        states = self._ports.states
+        if states is None and effect.to_copy:
+            self._writes.start(checkpoint, _refuse_copies, {})
             return
-        if not savepoint:
-            self._writes.start(checkpoint, self._ports.store, self._ports.discard)
+        has_files = bool(files_of(checkpoint))
+        if has_files:
+            self._retention.turn_on(self._requests.open_ids, self._writes.ids)
+        if not self._retention.is_on:
+            self._write(effect, {})
+            return
+        self._to_write[checkpoint_id] = effect
+        if not has_files:
+            self._retention.named(checkpoint_id, frozenset())
+            return
+        assert states is not None
+        gather = partial(_gathered_for_savepoint if effect.savepoint else _gathered, states, effect)
+        self._writes.gather(checkpoint_id, gather)
+
+    def _gathered(self, found: FilesGathered) -> None:
+        if found.checkpoint_id in self._to_write:  # otherwise it was given up meanwhile
+            self._copied[found.checkpoint_id] = found.copied
+            self._retention.named(found.checkpoint_id, found.names)
+
+    def _write_allowed(self, checkpoint_id: int) -> None:
+        """No file that the checkpoint names will be deleted."""
+        effect = self._to_write.pop(checkpoint_id, None)
+        if effect is not None:
+            self._write(effect, self._copied.pop(checkpoint_id, {}))
+
+    def _write_refused(self, checkpoint_id: int, reason: str) -> None:
+        self._context.self_ref.tell(CheckpointStoreFailed(checkpoint_id, reason))
+
+    def _write(self, effect: StoreCheckpoint, copied: dict[StateHandle, StateHandle]) -> None:
+        checkpoint = with_copies(effect.checkpoint, copied) if copied else effect.checkpoint
+        if not effect.savepoint:
+            self._writes.start(checkpoint, self._ports.store, copied)
             return
         directory = self._requests.savepoint_directory(checkpoint.checkpoint_id)
+        states, to_copy = self._ports.states, effect.to_copy
 
         async def write(checkpoint: CompletedCheckpoint) -> None:
+            if states is not None and to_copy:
+                await states.copy_for_savepoint(checkpoint.checkpoint_id, to_copy)
             await self._ports.store_savepoint(checkpoint, directory)
 
-        self._writes.start(checkpoint, write, self._ports.discard_savepoint)
+        self._writes.start(checkpoint, write, copied)
+
+    def _checkpoint_over(self, checkpoint_id: int, *, in_doubt: bool = False) -> None:
+        """A checkpoint was aborted or refused, or a savepoint has ended."""
+        self._to_write.pop(checkpoint_id, None)
+        self._copied.pop(checkpoint_id, None)
+        self._retention.given_up(checkpoint_id, in_doubt=in_doubt)
 
     def _end_checkpoint(
         self,
@@ -621,16 +720,18 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case NotifyCheckpointComplete():
                 self._writes.kept(checkpoint_id)
                 self._ports.completed(checkpoint_id)
+                self._retention.completed(checkpoint_id)
                 self._labels.complete(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED))
                 self._coordinator_ref.tell(effect)
                 self._requests.completed(checkpoint_id, now)
             case EndSavepoint():
+                self._checkpoint_over(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT))
                 if self._requests.savepoint_completed(checkpoint_id):
                     self._writes.kept(checkpoint_id)
                 else:
-                    self._writes.take_back(checkpoint_id)
+                    self._writes.take_back(checkpoint_id, self._ports.discard_savepoint)
             case NotifyCheckpointAborted(reason=reason, in_doubt=in_doubt):
                 self._log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
@@ -638,12 +739,22 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 if not in_doubt:
                     self._coordinator_ref.tell(NotifyCheckpointDiscarded(checkpoint_id))
                 written = checkpoint_id in self._writes
+                if not (written or checkpoint_id in self._to_write):
+                    self._discard_files_of_savepoint(checkpoint_id)
+                self._checkpoint_over(checkpoint_id, in_doubt=in_doubt)
                 self._requests.aborted(
                     checkpoint_id, reason, final_pending=self._machine.final_pending, written=written
                 )
             case RefuseCheckpoint(reason=reason):
                 self._log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
+                self._checkpoint_over(checkpoint_id)
+                self._discard_files_of_savepoint(checkpoint_id)
                 self._requests.refused(checkpoint_id, reason, final_pending=self._machine.final_pending)
+
+    def _discard_files_of_savepoint(self, checkpoint_id: int) -> None:
+        """A savepoint ends before its write, but tasks may have stored files in its folder."""
+        if self._ports.states is not None and self._requests.is_savepoint(checkpoint_id):
+            self._writes.take_back(checkpoint_id, self._ports.discard_savepoint)
 
     def _answer(self, question: AskLabelledWork | ViewOperator | ViewGateways | AwaitSettled) -> None:
         match question:
@@ -675,9 +786,18 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
 
 async def _refuse_copies(checkpoint: CompletedCheckpoint) -> None:
     raise CheckpointFailed(
-        f"checkpoint {checkpoint.checkpoint_id} needs copies of files that its subtasks have stored, which this "
-        "release cannot make: take a checkpoint instead of a savepoint"
+        f"checkpoint {checkpoint.checkpoint_id} needs copies of files of states, and this application has no storage "
+        "that has such files: set SidecarConfig(storage=...) to a directory or URL that all executors can write"
     )
+
+
+async def _gathered(states: StatesPort, effect: StoreCheckpoint) -> Gathered:
+    return await states.gather(effect.checkpoint, effect.to_copy)
+
+
+async def _gathered_for_savepoint(states: StatesPort, effect: StoreCheckpoint) -> Gathered:
+    names = await states.gather_for_savepoint(effect.checkpoint, effect.to_copy)
+    return names, {files: files for files in effect.to_copy}  # a copy has the names of its original
 
 
 OBSERVED_INPUTS = frozenset({CheckpointTriggered, CoordinatorSnapshotTaken})

@@ -563,6 +563,7 @@ class OpenGateways:
             effect.input_begins_again,
             positions_refused,
             self._table.parts,
+            self._config.files_from if effect.elsewhere else "",
         )
         sight = GatewaySight(
             GatewayMachine(

@@ -30,10 +30,12 @@ from protocol.barrier_tracker import (
     TrackerInput,
 )
 from protocol.barrier_tracker.pending import CheckpointView
+from protocol.file_retention import ClaimConfirmed, FilesDeleted, FilesListed, RestoreChosen
 from protocol.gateway.types import GatewayInput
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
 from protocol.values import value
 from protocol.wire.messages import Downward, Positions, UpMessage
+from protocol.wire.state_handles import StateHandle
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
 
@@ -321,6 +323,22 @@ class RequestCheckpoint:
 
 
 @value
+class FilesGathered:
+    """What a checkpoint names has been read, as ``StateRetention`` needs it; ``copied`` as in ``CheckpointStored``."""
+
+    checkpoint_id: int
+    names: frozenset[str]
+    copied: dict[StateHandle, StateHandle]
+
+
+@value
+class RecordsListed:
+    """The checkpoints that the storage has; the others have been removed durably."""
+
+    checkpoint_ids: frozenset[int]
+
+
+@value
 class WithdrawCheckpoint:
     """The sender of this ``RequestCheckpoint`` no longer waits: what is not complete yet is given up."""
 
@@ -452,4 +470,10 @@ TrackerMessage = (
     | ClientRequest
     | LedgerDecided
     | TrackerInput
+    | FilesGathered
+    | RecordsListed
+    | RestoreChosen
+    | FilesListed
+    | ClaimConfirmed
+    | FilesDeleted
 )

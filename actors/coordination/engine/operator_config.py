@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from actors import ActorRef, MailboxConfig
 from actors.coordination.engine.inputs import RestoredInput
 from actors.coordination.engine.messages import AttemptConnection, GatewayMessage
+from actors.coordination.engine.state_retention import StatesPort
 from actors.coordination.host.gateway import GATEWAYS_PER_TURN
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import CallWatch
@@ -52,7 +53,8 @@ class OperatorConfig:
     coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each time that this time
     has doubled. ``wire_limits`` are the limits of what leaves. ``gateways_per_turn``: how many gateways are notified of
     a step of a checkpoint in one turn of the event loop. ``restored_input``: whether the first run has the input that
-    ``restored`` belongs to; None if its label says so.
+    ``restored`` belongs to; None if its label says so. ``files_from``: the folder that has the files of the states in
+    ``restored``, if they are not where this application stores its own, because it is a savepoint.
     """
 
     operator_id: str
@@ -68,6 +70,7 @@ class OperatorConfig:
     wire_limits: WireLimits = DEFAULT_LIMITS
     gateways_per_turn: int = GATEWAYS_PER_TURN
     restored_input: RestoredInput | None = None
+    files_from: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self, operator_id=NAME, parallelism=AT_LEAST_1, gateways_per_turn=AT_LEAST_1)
@@ -89,6 +92,11 @@ def _ignore(checkpoint_id: int) -> None:
 
 async def _discard_nothing(checkpoint_id: int) -> None:
     """Do nothing: the default of a port whose savepoints are values in memory."""
+
+
+def _no_folder(checkpoint_id: int, directory: str) -> str:
+    """The default of a port whose tasks store no files."""
+    return ""
 
 
 Observed = Decision | TrackerInput | TrackerEffect
@@ -117,9 +125,11 @@ class OperatorPorts:
     that is durable (H64). If it raises, the exception is logged and it is called again later, except after
     ``DiscardRefused``. ``completed`` is called for each completed checkpoint. ``store_savepoint`` writes one into the
     requested directory, and ``discard_savepoint`` deletes what that has written, if the savepoint failed or nobody
-    waits for it any more (H49, H160). ``next_checkpoint_id`` returns an id higher than every earlier one, for the life
-    of the storage (H4); it must not block, and may raise. Several ``store`` calls of one operator may run concurrently
-    (H43).
+    waits for it any more (H49, H160). ``name_savepoint`` is called before that, when it is triggered: it returns the
+    folder for the files of its states, or "". ``discard_savepoint`` then follows also if the savepoint is given up
+    before it is written. ``states`` has the files of states; None if the engine looks after them itself.
+    ``next_checkpoint_id`` returns an id higher than every earlier one, for the life of the storage (H4); it must not
+    block, and may raise. Several ``store`` calls of one operator may run concurrently (H43).
 
     ``observe`` is shown, with a reading of the system's clock, what becomes of the operator: every decision of the
     ledger, and the steps of each checkpoint (``OBSERVED_INPUTS``, ``OBSERVED_EFFECTS``). It must not raise or block.
@@ -143,6 +153,8 @@ class OperatorPorts:
     watch: CallWatch = field(default_factory=CallWatch)
     completed: Callable[[int], None] = _ignore
     discard_savepoint: Callable[[int], Awaitable[None]] = _discard_nothing
+    name_savepoint: Callable[[int, str], str] = _no_folder
+    states: StatesPort | None = None
     attempt_token: Callable[[ExecutionAttempt], bytes] = _no_token
     observe: Callable[[Observed, float], None] = _observe_nothing
 

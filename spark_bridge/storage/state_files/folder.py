@@ -13,21 +13,21 @@ Tasks write, and delete nothing. The driver deletes what ``FileRetention`` says,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
+from typing import Any
 
 from protocol.errors import HeadgateError
 from protocol.file_retention import origin_of
-from protocol.wire.state_handles import StateHandle
+from protocol.wire.state_handles import MANIFEST_BYTES_MAX, StateHandle
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.files import Files
-from spark_bridge.storage.layout import SUFFIX, operator_folder
-from spark_bridge.storage.state_files.manifest import MANIFEST_BYTES_MAX, StoredFile, decode_manifest
+from spark_bridge.storage.layout import STATES_FOLDER, is_savepoint, operator_folder, savepoint_folder
+from spark_bridge.storage.state_files.manifest import StoredFile, decode_manifest, encode_manifest
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done, and those in all."""
 
-_STATES_FOLDER = "state"
 _LOST = (
     "the checkpoint that names it cannot be restored: restore an older one, or copy the file from a backup; if the "
     "storage is a local path, all executors and the driver must share it"
@@ -51,12 +51,30 @@ class StateFolder:
     @classmethod
     def of_operator(cls, files: Files, operator_id: str) -> StateFolder:
         """The folder in a storage, whose root ``files`` are."""
-        return cls(files, f"{operator_folder(operator_id)}/{_STATES_FOLDER}")
+        return cls(files, f"{operator_folder(operator_id)}/{STATES_FOLDER}")
 
     @classmethod
     def of_savepoint(cls, files: Files, savepoint: str) -> StateFolder:
         """The folder beside a savepoint, of which ``savepoint`` is the file's name in the directory ``files``."""
-        return cls(files, f"{savepoint.removesuffix(SUFFIX)}.state")
+        return cls(files, savepoint_folder(savepoint))
+
+    @classmethod
+    def at(cls, url: str, options: Mapping[str, Any] | None) -> StateFolder:
+        """The folder of a savepoint, by its own path or URL."""
+        above, _, name = url.rpartition("/")
+        return cls(Files(above, options), name)
+
+    @classmethod
+    def beside(cls, checkpoint: str, options: Mapping[str, Any] | None) -> StateFolder:
+        """The folder with the files of the states in this file: a savepoint, or a checkpoint in a storage."""
+        parent, slash, name = checkpoint.rpartition("/")
+        files = Files(parent + slash or ".", options)
+        return cls.of_savepoint(files, name) if is_savepoint(name) else cls(files, STATES_FOLDER)
+
+    @property
+    def url(self) -> str:
+        """Its full name."""
+        return self._files.name_of(self._path)
 
     def name_of(self, name: str) -> str:
         """The full name of a file, for messages."""
@@ -136,6 +154,36 @@ class StateFolder:
             done += file.size
             progress(done, total)
 
+    def take_over(
+        self,
+        handle: StateHandle,
+        source: StateFolder,
+        new_name: Callable[[str], str],
+        copies: dict[tuple[int, bytes], str],
+        stopped: Callable[[], bool] = bool,
+    ) -> StateHandle:
+        """Copy a state of another folder into this one, under names of this application; return the copy's handle.
+
+        ``new_name``: makes a name that nothing has, of a file or, with "m", of a manifest. ``copies``: the names of the
+        contents that have been copied, by size and digest; what is among them is not copied again. Verifies what it
+        copies. After an error, some files may have been copied.
+        """
+        files = []
+        for file in source.read_manifest(handle):
+            content = file.size, file.sha256
+            if content not in copies:
+                name = new_name("")
+                self.write(name, source.verified(file, stopped), file.size)
+                copies[content] = name
+            files.append(file._replace(name=copies[content]))
+        try:
+            manifest = encode_manifest(files, handle.key_groups)
+        except ValueError as error:
+            raise StorageError(f"a state in files {error}") from error
+        name = new_name("m")
+        self.write(name, [manifest], len(manifest))
+        return handle._replace(manifest=name, size=len(manifest), sha256=sha256(manifest).digest())
+
     def _has(self, file: StoredFile, stopped: Callable[[], bool]) -> bool:
         """Whether a file is here already, because another state of the savepoint names it too."""
         if not self._files.exists(f"{self._path}/{file.name}"):
@@ -156,6 +204,11 @@ class StateFolder:
         While an application runs, files that it is storing are among them: show them, and let it delete them.
         """
         return tuple(name for name in self.names() if name not in named)
+
+    def delete_all(self) -> None:
+        """Delete the folder and all files in it that are ours: the folder of a savepoint that nobody wants."""
+        self.delete(self.names())
+        self._files.remove_folder(self._path)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files, and folders that are empty then; harmless if they are gone.

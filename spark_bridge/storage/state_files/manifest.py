@@ -17,11 +17,8 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from protocol.wire.state_handles import StateHandle, check_file_name
+from protocol.wire.state_handles import FILES_MAX, MANIFEST_BYTES_MAX, StateHandle, check_file_name
 
-FILES_MAX = 2**18
-"""The size limit of a state: more files would take longer to list than to read."""
-MANIFEST_BYTES_MAX = 2**27
 PATH_BYTES_MAX = 1_024
 _PART_BYTES_MAX = 255
 _VERSION = 1

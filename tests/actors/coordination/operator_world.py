@@ -138,12 +138,16 @@ class World:
             failed=self.failures.append,
             store_savepoint=self._store_savepoint,
             next_checkpoint_id=self._next_checkpoint_id,
-            completed=self.completed.append,
             look_at_run=self._look_at_run,
+            **{"completed": self.completed.append, **self._more_ports()},
         )
         self.tracker: ActorRef[TrackerMessage] = kit.system.spawn(
             lambda: BarrierTrackerActor(parts, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
         )
+
+    def _more_ports(self) -> dict[str, Any]:
+        """Ports that a test adds."""
+        return {}
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return self.look

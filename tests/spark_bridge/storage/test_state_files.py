@@ -22,11 +22,11 @@ import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from protocol.file_retention import LAST_STATE, origin_of
-from protocol.wire.state_handles import StateHandle, unpack_handle
+from protocol.wire.state_handles import FILES_MAX, StateHandle, unpack_handle
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.files import PIECE_BYTES, Files
 from spark_bridge.storage.state_files.folder import StateFolder, UploadStopped
-from spark_bridge.storage.state_files.manifest import FILES_MAX, StoredFile, decode_manifest, encode_manifest
+from spark_bridge.storage.state_files.manifest import StoredFile, decode_manifest, encode_manifest
 from spark_bridge.storage.state_files.restoring import restore
 from spark_bridge.storage.state_files.uploading import StateUploader
 from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles, check_holds_files
