@@ -13,8 +13,9 @@ Tasks write, and delete nothing. The driver deletes what ``FileRetention`` says,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
+from typing import Any
 
 from protocol.errors import HeadgateError
 from protocol.file_retention import origin_of
@@ -57,6 +58,12 @@ class StateFolder:
     def of_savepoint(cls, files: Files, savepoint: str) -> StateFolder:
         """The folder beside a savepoint, of which ``savepoint`` is the file's name in the directory ``files``."""
         return cls(files, f"{savepoint.removesuffix(SUFFIX)}.state")
+
+    @classmethod
+    def at(cls, url: str, options: Mapping[str, Any] | None) -> StateFolder:
+        """The folder of a savepoint, by its own path or URL."""
+        above, _, name = url.rpartition("/")
+        return cls(Files(above, options), name)
 
     def name_of(self, name: str) -> str:
         """The full name of a file, for messages."""
