@@ -63,7 +63,7 @@ def storage(tmp_path: Path) -> StateStorage:
 
 
 class Keeper(EventSource):
-    """Keeps each event in a file of its own, which is its state. Yields its events, as ``EventSource`` does."""
+    """Keeps each event in a separate file; these files are its state. Yields its events, as ``EventSource`` does."""
 
     def __init__(self) -> None:
         super().__init__()
