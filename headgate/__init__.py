@@ -57,7 +57,7 @@ What fewer programs need is in modules of this package:
 - ``headgate.sinks``: write files, databases and tables exactly once, or write your own sink;
 - ``headgate.sources``: read files and other inputs, or write your own source or enumerator;
 - ``headgate.errors``: every error that a program may want to catch, with the tree of them;
-- ``headgate.types``: types of values that a program is given and never makes, for annotations;
+- ``headgate.types``: types of values that a program is given, for annotations, and states that are folders of files;
 - ``headgate.testing``: test coordinators and operators without Spark;
 - ``headgate.actors``: the actor runtime by itself.
 

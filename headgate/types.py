@@ -2,7 +2,8 @@
 
 """The types of values that Headgate gives to a program, for its annotations.
 
-A program gets these values from methods, parameters and attributes. It needs a type from here only to write it down::
+A program gets these values from methods, parameters and attributes. It needs a type from here only to write it down,
+except for ``StateFiles``, which an operator makes::
 
     from headgate.types import Confirmation
 
@@ -16,7 +17,8 @@ Of the driver's half:
 Of the task's half:
     ``GroupMember.checkpoint`` is a ``GroupCheckpoint``. ``permits.weight`` returns a ``PermitUse``, and
     ``budget.reserve`` a ``Reservation``. The coroutine of a record is given a ``RecordContext``, and a record without a
-    result may become a ``Failed``.
+    result may become a ``Failed``. A ``SubtaskOperator`` whose state is a folder of files returns ``StateFiles`` from
+    ``snapshot_state``, and ``open`` is given ``RestoredFiles``.
 Of what you inspect:
     ``Sidecar.status`` returns a ``SidecarStatus``: an ``OperatorStatus`` for each operator, with an ``AttemptStatus``
     for each attempt. ``OperatorHandle.statistics`` returns ``OperatorStatistics``, whose latencies are
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from spark_bridge.primitives.chain import Chain as Chain
     from spark_bridge.primitives.group.task import GroupCheckpoint as GroupCheckpoint
     from spark_bridge.primitives.permits.task import PermitUse as PermitUse
+    from spark_bridge.storage.state_files.values import RestoredFiles as RestoredFiles
+    from spark_bridge.storage.state_files.values import StateFiles as StateFiles
     from spark_bridge.subtask.coroutines.calls import Failed as Failed
     from spark_bridge.subtask.coroutines.calls import RecordContext as RecordContext
 

@@ -34,12 +34,11 @@ user's code, an empty state that is restored is something else than none.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from operator import attrgetter
 from struct import Struct
 from struct import error as StructError
 
 from protocol.errors import LocalProtocolError
-from protocol.wire.messages import PARTS_MAX, HeldEvent, OperatorPart, Positions, SubtaskState
+from protocol.wire.messages import PARTS_MAX, HeldEvent, OperatorPart, Positions
 from protocol.wire.state import Steps, join_in_steps, run_steps
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "PartTable",
     "covers",
     "fewer",
-    "inline_states",
     "join_states",
     "join_states_in_steps",
     "more",
@@ -154,21 +152,6 @@ def _moved(sent: Positions, events: Iterable[HeldEvent], by: int) -> Positions:
 def covers(sent: Positions, taken: Positions) -> bool:
     """Whether no part of ``taken`` has a higher position than in ``sent``."""
     return len(taken) <= len(sent) and all(count <= limit for count, limit in zip(taken, sent, strict=False))
-
-
-def inline_states(states: Iterable[SubtaskState]) -> list[tuple[int, bytes]]:
-    """Return the bytes of each state with the subtask that took it, in the order of these.
-
-    Raises ``LocalProtocolError`` for a state with files, which no operator of this release can restore.
-    """
-    by_subtask = sorted(states, key=attrgetter("subtask"))
-    with_files = [state.subtask for state in by_subtask if state.files is not None]
-    if with_files:
-        raise LocalProtocolError(
-            f"the state of subtask {with_files[0]} in the checkpoint has files, and operators of this release restore "
-            'bytes only: restore it with the release that took it, or start without the checkpoint (restore="none")'
-        )
-    return [(state.subtask, state.state) for state in by_subtask]
 
 
 # --- the state of all ---------------------------------------------------------------------------------------------

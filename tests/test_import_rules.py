@@ -63,6 +63,8 @@ ENGINE = (
 )
 COMMON = STDLIB | {"protocol", "spark_bridge.common"}
 TASK = COMMON | {"spark_bridge.subtask"}
+# What a task stores its state in files with. Each is imported where a task has such a state.
+STATE_FILES = {f"spark_bridge.storage.{module}" for module in ("errors", "files", "state_files")}
 PARTS = TASK | {"spark_bridge.primitives"}
 SINK = TASK | {"fsspec", "spark_bridge.sinks"}
 SOURCES = TASK | {"fsspec", "spark_bridge.sources"}
@@ -87,7 +89,7 @@ LAYERS = (
         STDLIB
         | {"headgate.testing", "actors", "protocol"}
         | {"spark_bridge.common", "spark_bridge.subtask", "spark_bridge.primitives", "spark_bridge.sinks.two_phase"}
-        | {"spark_bridge.sources.source"},
+        | {"spark_bridge.sources.source", "spark_bridge.storage.state_files"},
     ),
     Layer("headgate/", STDLIB | {"headgate._lazy", "actors", "protocol", "spark_bridge"}),
     # The door for what is shown: JSON as a value.
@@ -132,7 +134,7 @@ LAYERS = (
     Layer("spark_bridge/common/redis_clients.py", COMMON | {"redis"}),
     Layer("spark_bridge/common/urls.py", COMMON | {"fsspec"}),
     Layer("spark_bridge/common/", COMMON),
-    Layer("spark_bridge/subtask/", TASK),
+    Layer("spark_bridge/subtask/", TASK | STATE_FILES),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer(
         "spark_bridge/__init__.py", STDLIB | {"spark_bridge.common.bootstrap", "spark_bridge.common.foreign_packages"}
@@ -247,7 +249,7 @@ PUBLIC = frozenset(
         *(f"protocol.wire.codec.{name}" for name in ("decode_event", "encode_argument", "encode_event")),
         "protocol.wire.framing",
         *(f"spark_bridge.common.{module}" for module in ("arrow_types", "bootstrap", "conninfo", "errors", "extras")),
-        *(f"spark_bridge.common.{module}" for module in ("redis_clients", "secret_texts", "urls")),
+        *(f"spark_bridge.common.{module}" for module in ("local_folders", "redis_clients", "secret_texts", "urls")),
         # The machine of a group: pure, and only the group has it.
         "protocol.group",
         "protocol.machine.TimePassed",

@@ -24,7 +24,7 @@ PUBLIC = {
     "headgate.errors": "handlers of errors",
     "headgate.sinks": "programs that write exactly once, and authors of sinks",
     "headgate.sources": "programs that read an input, and authors of sources",
-    "headgate.types": "annotations of values that a program is given and never makes",
+    "headgate.types": "annotations of values that a program is given, and states in files",
     "actors": "the same as headgate.actors",
     "actors.testing": "the same as headgate.actors.testing",
 }

@@ -14,17 +14,19 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from random import Random
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from actors.clock import Clock
 from headgate.testing._stepped_loop import SteppedTaskLoop
 from headgate.testing._task import MemoryConnection, Task
-from protocol.arguments import ANY, checked
+from protocol.arguments import ANY, check_attributes, checked
 from protocol.describing import describe
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
+from protocol.file_retention import LAST_STATE
 from protocol.ids import ExecutionAttempt
 from protocol.parts import OWN_PART, PartTable
 from protocol.subtask.types import (
@@ -39,11 +41,16 @@ from protocol.subtask.types import (
     RequestSubmitted,
     SnapshotRefused,
     SnapshotTaken,
+    StartUpload,
+    StateUploaded,
+    StopUpload,
     SubtaskEffect,
     SubtaskInput,
+    UploadFailed,
 )
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Downward, Registered, RestoreMode
+from protocol.wire.state_handles import StateHandle
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, AwaitedRequest, ChannelStatistics
 from spark_bridge.subtask.errors import NO_ANSWER, RegistrationFailed, TimedOut, for_unknown_reasons, request_failure
@@ -52,6 +59,11 @@ from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.parts import OperatorParts
 from spark_bridge.subtask.runner import run_subtask_with
 from spark_bridge.subtask.task_channel import TaskChannel
+from spark_bridge.subtask.uploads import Upload
+
+if TYPE_CHECKING:
+    from headgate.testing._state_files import FilesOfTests
+    from spark_bridge.storage.state_files.snapshot import Snapshot
 
 TURN_LIMIT_S = 30.0
 """How long, in real seconds, an operator may compute before it waits for a record, an event or its coordinator."""
@@ -63,6 +75,7 @@ class ProcessKilled(BaseException):
     """Raised in an operator's thread where it waits, when its task was killed. Let it pass."""
 
 
+@check_attributes(upload_error=ANY)
 class OperatorTask(Task):
     """One attempt that runs a real operator over records. ``World.launch_operator`` makes it.
 
@@ -73,7 +86,13 @@ class OperatorTask(Task):
     The coroutines of an async stage run in virtual time as well: ``asyncio.sleep``, time-outs and anyio follow the
     world's clock. They go on one step at a time wherever the operator waits or looks for news, in an order that the
     world's ``seed`` decides. A kill cancels them.
+
+    ``StateFiles`` that the operator returns are stored in a temporary folder: one state whenever the world moves, in
+    the order of the snapshots, also while the operator is ``busy``.
     """
+
+    uploads_wait: bool
+    upload_error: Exception | None
 
     def __init__(
         self,
@@ -106,6 +125,11 @@ class OperatorTask(Task):
         self.records_left: deque[Any] = deque() if records is None else deque(records)
         """The records that the operator has not asked for yet."""
         self._more_records = records is None
+        self.uploads_wait = False
+        """Whether nothing is uploaded for the time being. When it is False again, uploads go on."""
+        self.upload_error: Exception | None = None
+        """The exception with which uploads fail; None if they succeed."""
+        self.uploads: deque[Upload] = deque()
         self.make_operator = make_operator
         self._endpoint = TaskEndpoint(
             "test", 0, _UNUSED_KEY, attempt.operator_id, parallelism, mode, kill_wait_s=0.0, switch_interval_s=0.0
@@ -150,6 +174,21 @@ class OperatorTask(Task):
         )
 
     # --- for the world, on the loop -------------------------------------------------------------------------------
+
+    def read(self) -> bool:
+        moved = super().read()
+        if not self.uploads or self.uploads_wait or self.unresponsive:
+            return moved
+        upload = self.uploads.popleft()
+        upload.stopped |= self.upload_error is not None
+        result = upload.run() or self.upload_error
+        if upload.checkpoint_id == LAST_STATE:
+            self._channel.last = result
+        elif isinstance(result, BaseException):
+            self._drive(UploadFailed(upload.checkpoint_id, describe(result)))
+        elif result is not None:
+            self._drive(StateUploaded(upload.checkpoint_id, result))
+        return True
 
     def exit_status(self) -> tuple[bool, str] | None:
         if not self._done:
@@ -265,6 +304,11 @@ class OperatorTask(Task):
 
     def _carry_out(self, effect: SubtaskEffect) -> None:
         super()._carry_out(effect)
+        if isinstance(effect, StartUpload):
+            self.uploads.append(self._channel.upload_of(effect.checkpoint_id, effect.target))
+        elif isinstance(effect, StopUpload):
+            for upload in self.uploads:
+                upload.stopped |= upload.checkpoint_id == effect.checkpoint_id
         if isinstance(effect, EndAttempt) and self.loops:
             self._channel.end_awaited()
 
@@ -308,6 +352,10 @@ class _Channel:
         self._urgent: Callable[[bytes, int], None] = lambda payload, part: None
         self._urgent_thread: int | None = None
         self.failure: BaseException | None = None
+        self.last: StateHandle | BaseException | None = None
+        self._files: FilesOfTests | None = None
+        self._frozen: dict[int, Snapshot] = {}
+        self._succeeded = False
 
     @property
     def over(self) -> str | None:
@@ -382,6 +430,10 @@ class _Channel:
     def close(self) -> None:
         self._closed = self._closed or "the task has closed its end"
         self.end_awaited()
+        files, self._files = self._files, None
+        if files is not None:
+            self._task.uploads.clear()
+            files.close(succeeded=self._succeeded)
 
     def check(self) -> None:
         if (over := self.over) is not None:
@@ -475,11 +527,48 @@ class _Channel:
         self.check()
         return self._task.machine.wants_snapshot(checkpoint_id)
 
-    def snapshot_taken(self, checkpoint_id: int, state: bytes) -> None:
-        self._submit(SnapshotTaken(checkpoint_id, state))
+    def snapshot_taken(self, checkpoint_id: int, state: bytes, files: Snapshot | None = None) -> None:
+        if files is not None:
+            self._frozen[checkpoint_id] = files
+        self._submit(SnapshotTaken(checkpoint_id, state, files is not None))
+        if (unwanted := self._frozen.pop(checkpoint_id, None)) is not None:
+            unwanted.remove()
 
     def snapshot_refused(self, checkpoint_id: int, reason: str) -> None:
         self._submit(SnapshotRefused(checkpoint_id, reason))
+
+    # --- states in files ---
+
+    def files(self) -> FilesOfTests:
+        if self._files is None:
+            from headgate.testing._state_files import FilesOfTests, storage_of_tests  # as in a real task
+
+            self._files = FilesOfTests(replace(self._endpoint, state_storage=storage_of_tests()), self._task._identity)
+        return self._files
+
+    def upload_of(self, checkpoint_id: int, target: str) -> Upload:
+        return self.files().upload(self._frozen.pop(checkpoint_id), target)
+
+    def checkpoint_ended(self, checkpoint_id: int, *, completed: bool) -> None:
+        if self._files is not None:
+            (self._files.completed if completed else self._files.aborted)(checkpoint_id)
+
+    def store_last(self, files: Snapshot) -> None:
+        self.last = None
+        self._task.uploads.append(self.files().upload(files))
+
+    def wait_for_uploads(self) -> bool:
+        self.check()
+        uploads = self._task.uploads
+        self._task.wait(lambda: not uploads or self.has_news)
+        self.check()
+        return not uploads
+
+    def last_files(self) -> StateHandle:
+        if isinstance(self.last, BaseException):
+            raise self.last
+        assert self.last is not None
+        return self.last
 
     def decline_barriers(self) -> None:
         for barrier in self.mailbox.take_barriers():
@@ -494,14 +583,15 @@ class _Channel:
         self.failure = None
         self._urgent = lambda payload, part: None
 
-    def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0) -> bool:
+    def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0, files: StateHandle | None = None) -> bool:
         machine = self._task.machine
         while not self.mailbox:
             self.check()
             if machine.urgent_came != urgent_came:
                 return False
             if machine.may_finish:
-                self._submit(OperatorFinished("", state))
+                self._submit(OperatorFinished("", state, files))
+                self._succeeded = True
                 return True
             failure = "events are held back by a checkpoint that does not end"
             self._wait(

@@ -14,7 +14,7 @@ from actors.coordination.engine.messages import GatewayMessage, MessagesArrived
 from headgate.testing._answer import Answer
 from protocol.arguments import ANY, check_attributes, check_fields, checked
 from protocol.ids import ExecutionAttempt
-from protocol.parts import ONE_PART, OWN_PART, PartTable, inline_states
+from protocol.parts import ONE_PART, OWN_PART, PartTable
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     ConnectionAttached,
@@ -142,7 +142,7 @@ class Task:
         self.state = b""
         """The task's state in the next checkpoint."""
         self.restored_state: bytes | None = None
-        """The state that this attempt restores, or None."""
+        """The state that this attempt restores, or None. Of a state in files, the ``data``."""
         self.restored_checkpoint_id = -1
         """The checkpoint that it comes from; -1 for none."""
         self.input_begins_again = False
@@ -319,8 +319,7 @@ class Task:
                 self.attempt = replace(self.attempt, attempt=message.attempt)
                 self.restored_checkpoint_id = message.checkpoint_id
                 self.input_begins_again = message.input_begins_again
-                states = inline_states(message.states)
-                self.restored_state = states[0][1] if states else None
+                self.restored_state = min(message.states).state if message.states else None
                 limits = SubtaskLimits(
                     message.window_events,
                     message.window_bytes,

@@ -4,14 +4,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from protocol.arguments import AT_LEAST_1, NAME, PORT, WAIT, check_fields
 from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
 
-__all__ = ["TaskEndpoint", "TaskIdentity"]
+__all__ = ["StateStorage", "TaskEndpoint", "TaskIdentity"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateStorage:
+    """Where tasks store states in files, and the application as the storage knows it.
+
+    ``url``: of the storage. ``options``: the arguments of its filesystem. They may be secrets, and ``repr`` does not
+    show them. ``epoch`` and ``token``: those of the application's claim, which are in the names of its files.
+    """
+
+    url: str
+    options: Mapping[str, Any] | None = field(repr=False)
+    epoch: int
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,7 @@ class TaskEndpoint:
     local_files: bool = True  # tasks may keep values in clear in the executor's own directory
     spin_s: float = 0.0002  # how long a wait polls first, if the previous one was shorter; 0: never
     switch_interval_s: float = 0.0005  # CPython's switch interval while a task is attached; 0 leaves it alone
+    state_storage: StateStorage | None = None  # None if the storage ends with the driver
 
     def __post_init__(self) -> None:
         check_fields(

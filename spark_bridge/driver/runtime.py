@@ -617,6 +617,7 @@ class SidecarRuntime(PartFactories):
             ready_timeout_s=self._config.limits.ready_timeout_s,
             event_bytes_max=self._config.limits.event_bytes_max,
             local_files=not encrypts_files,
+            state_storage=self._storage.state_storage,
         )
         statistics = operator.statistics.snapshot
         make = cast("type[AsyncOperatorHandle]", AsyncOperatorHandle if self._blocking_run is None else OperatorHandle)

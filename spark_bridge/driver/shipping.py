@@ -3,7 +3,8 @@
 """Sends the executors what a task needs: one small archive, with ``addPyFile``.
 
 It contains Headgate's packages, and the pure Python part of msgpack and fsspec for executors without them. A task only
-needs ``protocol``, ``spark_bridge.common``, ``spark_bridge.subtask`` and, if it writes files, ``spark_bridge.sinks``.
+needs ``protocol``, ``spark_bridge.common``, ``spark_bridge.subtask`` and, if it writes files, ``spark_bridge.sinks``,
+or ``spark_bridge.storage`` if these are its state.
 The rest is included because the archive comes first on the path of the executors, and a user's module that also
 imports the driver's half must find all of it. The archive is named after its content, so two releases in one
 application do not mix.
@@ -51,6 +52,7 @@ _COMPILED = (
     "spark_bridge/primitives/",
     "spark_bridge/sinks/",
     "spark_bridge/sources/",
+    "spark_bridge/storage/",
     "spark_bridge/streams/",
     "spark_bridge/subtask/",
     "spark_bridge/task_",

@@ -24,7 +24,7 @@ from spark_bridge.bridge.relay.jvm_relay import close_listener, open_listener
 from spark_bridge.common.addresses import ADDRESS, parse_address
 from spark_bridge.common.certificates import TlsCertificate, certificate_digest
 from spark_bridge.common.control import CONTROL_LIMITS
-from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.endpoint import StateStorage, TaskEndpoint
 from spark_bridge.common.errors import ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import ActionIds, ActionMarks, names_of
 from spark_bridge.driver.environment import SPARK, check_worker_python, driver_context, is_remote
@@ -304,9 +304,15 @@ class AttachedSidecar(StaysOnDriver):
         mode = RestoreMode(description["mode"])
         name = description["operator_id"]
         stages = tuple(description["stages"])
+        states = description["state_storage"]
         endpoint = TaskEndpoint(
-            **{key: value for key, value in description.items() if key not in ("mode", "stages", "parts")},
+            **{
+                key: value
+                for key, value in description.items()
+                if key not in ("mode", "stages", "parts", "state_storage")
+            },
             mode=mode,
+            state_storage=states and StateStorage(states[0], None, *states[1:]),
             key=self._keys.task_key(name),
             certificate_sha256=self._address.certificate_sha256,
         )

@@ -440,8 +440,12 @@ def _text_of(error: BaseException | None) -> str | None:
 
 
 def described(handle: OperatorHandle) -> dict[str, Any]:
-    """Everything that a driver needs to make the operator's tasks, except the keys."""
+    """Everything that a driver needs to make the operator's tasks, except the keys and what may be other secrets.
+
+    So the tasks of an attached driver have the credentials of the storage from where they run.
+    """
     endpoint = handle.endpoint
+    states = endpoint.state_storage
     return {
         "host": endpoint.host,
         "port": endpoint.port,
@@ -453,6 +457,7 @@ def described(handle: OperatorHandle) -> dict[str, Any]:
         "ready_timeout_s": endpoint.ready_timeout_s,
         "event_bytes_max": endpoint.event_bytes_max,
         "local_files": endpoint.local_files,
+        "state_storage": states and [states.url, states.epoch, states.token],
         "stages": list(handle.stages),
         "parts": handle.parts,
     }

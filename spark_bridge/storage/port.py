@@ -28,6 +28,7 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.barrier_tracker.pending import files_of
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.messages import RestoreMode
+from spark_bridge.common.endpoint import StateStorage
 from spark_bridge.storage.errors import StorageError, StorageFenced
 from spark_bridge.storage.files import Files
 from spark_bridge.storage.interface import Storage, WriteOptions
@@ -255,6 +256,11 @@ class StorageSession:
             port = self._values[cache] = ValuePort(self, self._storage.value_log(cache))
             self._tasks.start_soon(port.run)
         return port
+
+    @property
+    def state_storage(self) -> StateStorage | None:
+        """What tasks need to know of the storage, for their states in files; None if it ends with the application."""
+        return self._storage.state_storage if isinstance(self._storage, CheckpointStorage) else None
 
     def next_checkpoint_id(self) -> int:
         """The next id (H4). Raises ``StorageError`` if none is left, because reserving more fails or is slow."""

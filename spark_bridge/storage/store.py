@@ -20,6 +20,7 @@ from protocol.barrier_tracker.pending import files_of
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state_handles import StateHandle
+from spark_bridge.common.endpoint import StateStorage
 from spark_bridge.storage import single_files
 from spark_bridge.storage.claims import Claims, IgnoredNames, Named
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced
@@ -130,6 +131,12 @@ class CheckpointStorage:
     def url(self) -> str:
         """The directory, as an absolute path or a URL."""
         return self._files.url
+
+    @property
+    def state_storage(self) -> StateStorage:
+        """What tasks need to know of it, for their states in files. Raises ``StorageError`` before ``prepare``."""
+        owner = self._claims.owner
+        return StateStorage(self.url, self._options, owner.epoch, owner.token)
 
     def exists(self) -> bool:
         """Whether the directory is a checkpoint storage, that is, whether an application has prepared it."""

@@ -11,7 +11,7 @@ Every use of the machine, the connection and the mailbox happens under one lock,
 order of the machine's effects. Nothing waits while it holds the lock, except on the lock's own condition.
 
 A third thread handles urgent events (``UrgentThread``). If its handler raises, the task's thread raises the same error
-when it next uses the channel.
+when it next uses the channel. A fourth one stores states in files (``UploadThread``), if there are any.
 
 However an attempt ends, ``over`` becomes the reason, every waiting thread is woken, and the I/O thread ends.
 
@@ -33,10 +33,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from protocol.describing import describe
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, ProtocolError, RemoteProtocolError
+from protocol.file_retention import LAST_STATE
 from protocol.machine import TimePassed
 from protocol.parts import ONE_PART, OWN_PART, PartTable
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
@@ -58,9 +61,13 @@ from protocol.subtask.types import (
     SendToCoordinator,
     SnapshotRefused,
     SnapshotTaken,
+    StartUpload,
+    StateUploaded,
+    StopUpload,
     SubtaskEffect,
     SubtaskInput,
     SubtaskLimits,
+    UploadFailed,
     UrgentBegan,
     UrgentHandled,
     snapshot_bytes_max,
@@ -75,10 +82,16 @@ from protocol.wire.messages import (
     confirmed_by,
     describe_wait,
 )
+from protocol.wire.state_handles import StateHandle
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.connection import WATCH_S, Connection, CurrentConnection, OwnReads, Waker, register
 from spark_bridge.subtask.errors import NO_ANSWER, TimedOut, for_unknown_reasons, request_failure
 from spark_bridge.subtask.mailbox import MailboxCall, OperatorMailbox, UrgentThread
+from spark_bridge.subtask.uploads import Outcome, UploadThread
+
+if TYPE_CHECKING:
+    from spark_bridge.storage.state_files.snapshot import Snapshot
+    from spark_bridge.subtask.state_files import TaskFiles
 
 __all__ = ["AwaitedRequest", "ChannelStatistics", "SubtaskChannel", "attached_keys"]
 
@@ -94,11 +107,15 @@ DECLINED_WHILE_WAITING: Final = (
 
 @dataclass(slots=True)
 class ChannelStatistics:
-    """Counts of one attempt, for logs and tests."""
+    """Counts of one attempt, for logs and tests.
+
+    ``uploaded_bytes``: how much it has written into the storage, for its states in files.
+    """
 
     events_received: int = 0
     reconnects: int = 0
     messages_refused: int = 0
+    uploaded_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +162,11 @@ class SubtaskChannel:
         self._changed = threading.Condition(lock)
         self._waiting_threads = 0
         self._urgent = UrgentThread(lock, f"headgate-urgent-{self.key[0]}", self._report_urgent)
+        self._uploads = UploadThread(lock, f"headgate-upload-{self.key[0]}", self._report_upload)
+        self._files: TaskFiles | None = None  # made when it is first needed
+        self._frozen: dict[int, Snapshot] = {}  # while it is not decided whether the checkpoint wants its files
+        self._last: StateHandle | BaseException | None = None  # how the upload of the last state has ended
+        self._succeeded = False
         self._wire = CurrentConnection(endpoint.wire_limits)
         self._own_reads = OwnReads(endpoint.spin_s)
         self._machine: SubtaskMachine
@@ -212,6 +234,7 @@ class SubtaskChannel:
         if self._on_own_thread:
             self._orphaned = True
             return
+        self._close_files()
         if thread is not None:
             thread.join(JOIN_S)
             if thread.is_alive():
@@ -222,12 +245,29 @@ class SubtaskChannel:
             self._wake_waiting()
         self._release()
 
+    def _close_files(self) -> None:
+        """End the uploads. What is left of their folders is removed after the last one, which may outlive this."""
+        files, self._files = self._files, None
+        with self._lock:
+            self._uploads.end()
+            close = None if files is None else partial(files.close, succeeded=self._succeeded)
+            if close is not None and self._uploads.call_after(close):
+                close = None
+        if close is not None:
+            close()
+        if not self._uploads.join(self.endpoint.failure_timeout_s):
+            _log.warning("task %s: an upload goes on after the end, and will be dropped", self.key[0])
+
     def forget_after_fork(self) -> None:
         """In a forked child: drop the copies of the sockets without a message to the peer, and refuse any use."""
         lock = threading.Lock()
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._urgent = UrgentThread(lock, "", self._report_urgent)
+        self._uploads = UploadThread(lock, "", self._report_upload)
+        if self._files is not None:
+            self._files.forget_after_fork()
+            self._files = None
         self.over = "this process was forked from the task; only the task itself may talk to its coordinator"
         self._closing = True
         self._thread = None
@@ -249,7 +289,7 @@ class SubtaskChannel:
 
     @property
     def _on_own_thread(self) -> bool:
-        return threading.current_thread() is self._thread or self._urgent.on_this_thread
+        return threading.current_thread() is self._thread or self._urgent.on_this_thread or self._uploads.on_this_thread
 
     @property
     def cancelled(self) -> bool:
@@ -387,15 +427,62 @@ class SubtaskChannel:
             self.check()
             return self._machine.wants_snapshot(checkpoint_id)
 
-    def snapshot_taken(self, checkpoint_id: int, state: bytes) -> None:
-        """The operator's snapshot, at its barrier. Held events are part of it, and leave after it (H31)."""
+    def snapshot_taken(self, checkpoint_id: int, state: bytes, files: Snapshot | None = None) -> None:
+        """The operator's snapshot, at its barrier. Held events are part of it, and leave after it (H31).
+
+        ``files``: a part of the state, which is stored from now on, while the operator goes on (H192).
+        """
         with self._lock:
-            self._submit(SnapshotTaken(checkpoint_id, state))
+            if files is not None:
+                self._frozen[checkpoint_id] = files
+            self._submit(SnapshotTaken(checkpoint_id, state, files is not None))
+            unwanted = self._frozen.pop(checkpoint_id, None)
+        if unwanted is not None:
+            unwanted.remove()
 
     def snapshot_refused(self, checkpoint_id: int, reason: str) -> None:
         """The operator declines ``checkpoint_id``."""
         with self._lock:
             self._submit(SnapshotRefused(checkpoint_id, reason))
+
+    def files(self) -> TaskFiles:
+        """The states in files of this attempt. Raises ``StorageError`` if it cannot have any."""
+        if self._files is None:
+            from spark_bridge.subtask.state_files import TaskFiles  # few tasks have files, and need what it imports
+
+            self._files = TaskFiles(self.endpoint, self._identity)
+        return self._files
+
+    def checkpoint_ended(self, checkpoint_id: int, *, completed: bool) -> None:
+        """The task's thread has come to this in its mailbox, before the barrier of any later checkpoint."""
+        if self._files is not None:
+            (self._files.completed if completed else self._files.aborted)(checkpoint_id)
+
+    def store_last(self, files: Snapshot) -> None:
+        """Begin to store the files of the last state: call ``wait_for_uploads``, then ``last_files``."""
+        with self._lock:
+            self.check()
+            self._last = None
+            self._uploads.put(self.files().upload(files))
+
+    def wait_for_uploads(self) -> bool:
+        """Wait until no upload is going on. False if the mailbox must be handled first."""
+        with self._lock:
+            self.check()
+            while not self._uploads.idle:
+                if self.mailbox:
+                    return False
+                self._wait_for_news(None)
+                self.check()
+            return True
+
+    def last_files(self) -> StateHandle:
+        """The files of the last state, which are stored. Raises what their upload has raised."""
+        last = self._last
+        if isinstance(last, BaseException):
+            raise last
+        assert last is not None
+        return last
 
     def decline_barriers(self) -> None:
         """Decline each checkpoint whose barrier is in the mailbox, because the task cannot handle it now."""
@@ -418,7 +505,7 @@ class SubtaskChannel:
                 self._wait(deadline, "handle_urgent() has not returned, and the task ends only after that")
             return self._machine.urgent_came
 
-    def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0) -> bool:
+    def try_finish(self, state: bytes, deadline: float, urgent_came: int = 0, files: StateHandle | None = None) -> bool:
         """Report a good end, if the mailbox is empty and everything that was sent has left.
 
         Returns False, and reports nothing, if the mailbox must be handled first, or if more than ``urgent_came`` urgent
@@ -434,7 +521,8 @@ class SubtaskChannel:
                 if self._machine.urgent_came != urgent_came:
                     return False
                 if self._machine.may_finish:
-                    self._handle(OperatorFinished("", state))
+                    self._handle(OperatorFinished("", state, files))
+                    self._succeeded = True
                     return True
                 self._wait(deadline, "events are held back by a checkpoint that does not end")
             return False
@@ -649,9 +737,11 @@ class SubtaskChannel:
         """The last act of the I/O thread."""
         with self._lock:
             self._urgent.stop()
+            self._uploads.end()
             self._wire.drop()
             self._wake_waiting()
         if self._orphaned:
+            self._close_files()
             self._release()
 
     # --- under the lock: requests of coroutines ---
@@ -889,6 +979,10 @@ class SubtaskChannel:
             self.statistics.messages_refused += 1
             # It came too late, such as an event for an operator that has just ended. Its sender is told that.
             _log.info("task %s: message refused: %s", self.key[0], effect.why)
+        elif isinstance(effect, StartUpload):
+            self._uploads.put(self.files().upload(self._frozen.pop(effect.checkpoint_id), effect.target))
+        elif isinstance(effect, StopUpload):
+            self._uploads.stop(effect.checkpoint_id)
         elif isinstance(effect, EndAttempt):
             self._end(effect.reason)
         else:
@@ -900,6 +994,21 @@ class SubtaskChannel:
             self._handle(fact)
         if self._urgent.failure is not None and not self.stopping:
             self.failure = self._urgent.failure
+        self._wake_waiting()
+
+    def _report_upload(self, outcome: Outcome) -> None:
+        """An upload has ended."""
+        checkpoint_id, result = outcome
+        files = self._files
+        if files is not None:
+            self.statistics.uploaded_bytes = files.uploaded_bytes
+        if checkpoint_id == LAST_STATE:
+            self._last = result
+        elif not self.stopping:
+            if isinstance(result, BaseException):
+                self._handle(UploadFailed(checkpoint_id, describe(result)))
+            else:
+                self._handle(StateUploaded(checkpoint_id, result))
         self._wake_waiting()
 
     def _count_urgent(self) -> None:
@@ -924,6 +1033,7 @@ class SubtaskChannel:
             self.over = reason
         self._end_awaited()
         self._urgent.stop()
+        self._uploads.end()
         self._wake_waiting()
         self.waker.wake()
 

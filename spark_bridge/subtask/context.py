@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Iterator
 from copy import copy
 from sys import modules
-from typing import Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
 
-from protocol.arguments import NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
+from protocol.arguments import ANY, NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.describing import type_name
 from protocol.errors import GatewayFull, InputRefused, LocalProtocolError
 from protocol.event_types import Answer, Request, Sent_contra
@@ -29,6 +29,9 @@ from spark_bridge.subtask.items import Items
 from spark_bridge.subtask.mailbox import MailboxCall
 from spark_bridge.subtask.task_channel import TaskChannel
 from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "QUESTIONS",
@@ -396,6 +399,33 @@ class SubtaskContext(Generic[Sent_contra]):
             AttemptOver: the attempt is over.
         """
         self._channel.barrier_arrived(checkpoint_id, events_before)
+
+    @property
+    def state_folder(self) -> Path:
+        """A folder of this attempt alone, on the executor's local disk, for a store whose files are the state.
+
+        It is empty, unless ``open`` is given ``RestoredFiles``, which are in it. In a chain each stage has its own. It
+        is deleted when the attempt ends, or by the next attempt on the host. So only what ``snapshot_state`` returns as
+        ``StateFiles`` is kept. Headgate encrypts nothing in it. Call it on the task's own thread.
+
+        Raises:
+            StorageError: the sidecar has no storage that can have states in files, or no folder can be made.
+        """
+        return self._channel.files().state_folder(self._part)
+
+    @checked(checkpoint_id=ANY)
+    def snapshot_folder(self, checkpoint_id: int) -> Path:
+        """A new and empty folder, on the same filesystem as ``state_folder``, for ``snapshot_state`` and
+        ``final_state``.
+
+        Let your store write its own checkpoint into it, or into a folder below it, and return that as ``StateFiles``:
+        it is not copied, is the framework's from then on, and is deleted after the upload. What is not returned is
+        deleted too. ``checkpoint_id`` is what ``snapshot_state`` was given. Call it on the task's own thread.
+
+        Raises:
+            StorageError: as ``state_folder``.
+        """
+        return self._channel.files().snapshot_folder(checkpoint_id)
 
     @checked(seconds=NOT_NEGATIVE)
     def sleep(self, seconds: float) -> None:

@@ -18,6 +18,7 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.subtask.items import Items
 
 if TYPE_CHECKING:
+    from spark_bridge.storage.state_files.values import StateFiles
     from spark_bridge.subtask.context import SubtaskContext
 
 __all__ = [
@@ -87,6 +88,9 @@ class SubtaskOperator(Generic[Received, Sent]):
     def open(self, context: SubtaskContext[Sent], state: bytes | None) -> None:
         """Prepare, and restore ``state``, which is None if there is nothing to restore. Keep ``context`` for later.
 
+        ``state`` is a ``RestoredFiles`` if ``snapshot_state`` has returned ``StateFiles``: such an operator writes
+        ``state: bytes | RestoredFiles | None``. Its files are verified, and are in ``context.state_folder``.
+
         The coordinator learns of this task only after ``open`` has returned. So ``context.request``,
         ``wait_for_event`` and ``handle_pending`` raise ``LocalProtocolError`` in here; ``context.send_event`` works.
         """
@@ -141,19 +145,23 @@ class SubtaskOperator(Generic[Received, Sent]):
         """
         self.handle_event(event)
 
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
-        """Return the state that a later ``open`` needs, as bytes. An exception fails the task and the checkpoint.
+    def snapshot_state(self, checkpoint_id: int) -> bytes | StateFiles:
+        """Return the state that a later ``open`` needs: bytes, or a folder of any size as ``StateFiles``.
+
+        An exception fails the task and the checkpoint. ``StateFiles`` are frozen when this returns, and stored by
+        another thread while ``process`` goes on. If that fails, only the checkpoint does. Uploads of one task are done
+        one after the other. In a chain, one stage may return ``StateFiles``.
 
         Raise ``CheckpointDeclinedByOperator`` to decline only the checkpoint. An event sent in here is part of this
         snapshot: it reaches the coordinator after the snapshot, and again after a restore of this checkpoint.
         """
         return b""
 
-    def final_state(self) -> bytes:
+    def final_state(self) -> bytes | StateFiles:
         """Return the state of this subtask for all later checkpoints, after ``process`` has ended.
 
         The default calls ``snapshot_state(-1)``. If events arrive before the task has reported its end, they are
-        handled, and this is called again.
+        handled, and this is called again. The task ends when ``StateFiles`` are stored, and fails if they cannot be.
         """
         return self.snapshot_state(VIRTUAL_EMPTY_CHECKPOINT)
 

@@ -24,6 +24,10 @@ Elsewhere, a barrier waits in the mailbox until the next of these moments; in th
 stage itself may wait for what comes after the barrier, the checkpoint is declined. An operator without
 stages is stage 0 of this table, alone.
 
+A state may be in files (H190). A task has one state in files, so one part at most has them, and the joined state says
+which: the entry ``FILES_OF`` is the part's name. Without that entry they are the user's own part's. The bytes that
+belong to the files are that part's state.
+
 User code that holds a reference to a part, such as a ``WorkQueue``, finds its task's part with ``current_part``.
 """
 
@@ -33,14 +37,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakSet
 
 from protocol.arguments import AT_LEAST_1, POSITIVE, check_settings
 from protocol.describing import a_type, name_of, show, type_name
 from protocol.errors import LocalProtocolError
+from protocol.file_retention import LAST_STATE
 from protocol.overrides import NeverCalled, errors_in_overrides, mentions, names_never_called
-from protocol.parts import inline_states, join_states, split_states
+from protocol.parts import join_states, split_states
 from protocol.subtask.types import (
     MailboxAborted,
     MailboxBarrier,
@@ -50,7 +56,8 @@ from protocol.subtask.types import (
     MailboxStart,
 )
 from protocol.wire.codec import decode_event
-from protocol.wire.messages import Registered, SubtaskState
+from protocol.wire.messages import Registered
+from protocol.wire.state_handles import StateHandle
 from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of, to_one_that_asks
@@ -60,6 +67,10 @@ from spark_bridge.subtask.operator import SubtaskOperator, close_quietly, iterat
 from spark_bridge.subtask.source import SplitReader
 from spark_bridge.subtask.task_channel import TaskChannel
 from spark_bridge.subtask.traces import inside_span
+
+if TYPE_CHECKING:
+    from spark_bridge.storage.state_files.snapshot import Snapshot
+    from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
 
 __all__ = [
     "COUNTERS",
@@ -77,6 +88,15 @@ __all__ = [
 
 COUNTERS = "headgate.counters"
 """The name of the part that every operator has."""
+FILES_OF = "headgate.files_of"
+"""The entry of a joined state that names the part whose state is in files."""
+
+
+class TakenState(NamedTuple):
+    """The state of all parts: its bytes, and the files of one of them, frozen."""
+
+    data: bytes
+    files: Snapshot | None = None
 
 
 class TaskAccess(Protocol):
@@ -195,7 +215,7 @@ class OperatorParts:
             if held.is_request:
                 event = decode_event(split_traceparent(held.payload)[1])
                 asked.setdefault(channel.table.names[held.part], []).append(event)
-        states = self._restored(registered.states)
+        states = self._restored(registered)
         _open.add(self)
         continued = False  # for the next stage: an earlier one continues after the checkpoint
         calls.inside = "open"  # H11
@@ -210,7 +230,7 @@ class OperatorParts:
                         k = self.stages.index(name)
                         context._fed_has_results = next((one.has_results for one in self._feeding[k + 1 :]), None)
                         context._items = self._feeding[k - 1].items_from if k else None
-                    state = states.get(name)
+                    state: Any = states.get(name)  # only an operator that gives StateFiles gets RestoredFiles
                     try:
                         operator.open(context, state)
                     except Exception as error:
@@ -242,28 +262,56 @@ class OperatorParts:
         restores = getattr(operator.open, "__func__", None) is not SubtaskOperator.open
         return counts and restores and not mentions(type(operator), "input_begins_again")
 
-    def _restored(self, states: Sequence[SubtaskState]) -> dict[str, bytes]:
+    def _restored(self, registered: Registered) -> dict[str, bytes | RestoredFiles]:
         """What each part restores: its only state, or what its ``merge_states`` makes of several (H52)."""
         by_part: dict[str, dict[int, bytes]] = {}
-        for subtask, state in inline_states(states):
-            own, parts = split_states(state, self.operators)
-            for name, one in {**parts, "": own}.items():
+        files: dict[str, StateHandle] = {}
+        for subtask, state, handle in sorted(registered.states, key=attrgetter("subtask")):
+            own, parts = split_states(state, (*self.operators, FILES_OF))
+            of_files = parts.pop(FILES_OF, b"").decode()
+            parts[""] = own
+            if handle is not None:
+                files[of_files] = handle
+                parts.setdefault(of_files, b"")
+            for name, one in parts.items():
                 by_part.setdefault(name, {})[subtask] = one
-        if self.stages and any(by_part.pop("", {}).values()):
+        if self.stages and (any(by_part.pop("", {}).values()) or "" in files):
             raise LocalProtocolError(
                 "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain: "
                 'restore it with the operator that took it, or start without the checkpoint (restore="none")'
             )
-        restored: dict[str, bytes] = {}
-        for name, states_of_part in by_part.items():
-            if len(states_of_part) == 1:
-                (one,) = states_of_part.values()
+        restored: dict[str, bytes | RestoredFiles] = {}
+        for name, states in by_part.items():
+            operator = self.operators[name]
+            if name in files:
+                restored[name] = self._restored_files(name, states, files[name], registered.files_from)
+                continue
+            if len(states) == 1:
+                (one,) = states.values()
             else:
-                operator = self.operators[name]
-                one = _checked_state(operator, "merge_states", operator.merge_states(states_of_part))
+                one = _checked_bytes(operator, "merge_states", operator.merge_states(states))
             if one or not name or name in self.stages:  # a checkpoint keeps no empty state of a ready-made part
                 restored[name] = one
         return restored
+
+    def _restored_files(
+        self, name: str, states: dict[int, bytes], handle: StateHandle, files_from: str
+    ) -> RestoredFiles:
+        """Restore the files of a part, before ``open``, into its folder."""
+        if len(states) > 1:
+            raise LocalProtocolError(
+                f"this checkpoint has the states of subtasks {', '.join(map(str, states))} for one subtask, and some "
+                "are in files, which this release cannot merge: restore with the parallelism that it was taken with, "
+                'or start without the checkpoint (restore="none")'
+            )
+        (data,) = states.values()
+        channel = self._channel
+
+        def stopped() -> bool:
+            channel.check()
+            return False
+
+        return channel.files().restore(index_of(channel, name), handle, data, files_from, stopped)
 
     def wait_until_ready(self) -> None:
         """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.
@@ -394,29 +442,53 @@ class OperatorParts:
         """Whether each of the first ``count`` stages can be cut after an output."""
         return all(stage.snapshot_anywhere or k in self._ended for k, stage in enumerate(self._feeding[:count]))
 
-    def snapshot_state(self, checkpoint_id: int) -> bytes:
+    def snapshot_state(self, checkpoint_id: int) -> TakenState:
         """Return the state of all parts.
 
-        Raises ``CheckpointDeclinedByOperator`` if the parts cannot be cut here, or one declines.
+        Raises ``CheckpointDeclinedByOperator`` if the parts cannot be cut here, one declines, or the files of one
+        cannot be frozen.
         """
         if not self._consistent(self._running):
             raise CheckpointDeclinedByOperator(
                 f"stage {self.stages[self._running]!r} waits while a stage before it may be in the middle of a record: "
                 "set snapshot_anywhere on that stage if its state is complete after each output"
             )
-        return self._joined("snapshot_state", checkpoint_id)
+        data, files = self._joined("snapshot_state", checkpoint_id)
+        if files is None:
+            return TakenState(data)
+        task_files = self._channel.files()  # without a storage, each checkpoint would fail, so the task does
+        from spark_bridge.storage.errors import StorageError
 
-    def final_state(self) -> bytes:
-        """Return the state of all parts for all later checkpoints."""
-        return self._joined("final_state")
+        try:
+            return TakenState(data, task_files.freeze(files, checkpoint_id))
+        except StorageError as error:
+            raise CheckpointDeclinedByOperator(str(error)) from error
 
-    def _joined(self, method: str, *checkpoint_id: int) -> bytes:
+    def final_state(self) -> TakenState:
+        """Return the state of all parts for all later checkpoints. Raises ``StorageError`` if it cannot be frozen."""
+        data, files = self._joined("final_state")
+        return TakenState(data, None if files is None else self._channel.files().freeze(files, LAST_STATE))
+
+    def _joined(self, method: str, *checkpoint_id: int) -> tuple[bytes, StateFiles | None]:
+        """The state of all parts as bytes, and the files of one of them."""
         own = {name: operator for name, operator in self.operators.items() if not name}
         states: dict[str, bytes] = {}
+        files: StateFiles | None = None
         with self.here():
             for name, operator in (own | self.operators).items():  # the user's own first: it may decline
-                states[name] = _checked_state(operator, method, getattr(operator, method)(*checkpoint_id))
-        return join_states(states.pop("", b""), states, self.stages)
+                state = getattr(operator, method)(*checkpoint_id)
+                if not isinstance(state, bytes):
+                    in_files = _checked_files(operator, method, state)
+                    if files is not None:
+                        raise TypeError(
+                            f"{type_name(operator)}.{method} returned StateFiles, and so did another part of this "
+                            "operator: one part of a task can have its state in files, so let the others return bytes"
+                        )
+                    files, state = in_files, in_files.data
+                    if name:
+                        states[FILES_OF] = name.encode()
+                states[name] = state
+        return join_states(states.pop("", b""), states, self.stages), files
 
     def _at_barrier(self, may_decline: bool) -> bool:
         """A barrier came while ``send_event`` or ``request`` waits. Return False if it stays where it is.
@@ -455,8 +527,10 @@ class OperatorParts:
                     calls.inside = "snapshot_state"
                     self._snapshot(checkpoint_id)
                 case MailboxCompleted(checkpoint_id=checkpoint_id):
+                    self._channel.checkpoint_ended(checkpoint_id, completed=True)
                     self._tell("notify_checkpoint_complete", checkpoint_id)
                 case MailboxAborted(checkpoint_id=checkpoint_id):
+                    self._channel.checkpoint_ended(checkpoint_id, completed=False)
                     self._tell("notify_checkpoint_aborted", checkpoint_id)
                 case MailboxStart():
                     self._awaits_start = False
@@ -486,7 +560,7 @@ class OperatorParts:
         except CheckpointDeclinedByOperator as declined:
             self._channel.snapshot_refused(checkpoint_id, str(declined))
             return
-        self._channel.snapshot_taken(checkpoint_id, state)
+        self._channel.snapshot_taken(checkpoint_id, state.data, state.files)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -533,13 +607,23 @@ def _handles_urgent(operator: SubtaskOperator) -> bool:
     return getattr(operator.handle_urgent, "__func__", None) is not SubtaskOperator.handle_urgent
 
 
-def _checked_state(operator: SubtaskOperator, method: str, state: object) -> bytes:
+def _checked_bytes(operator: SubtaskOperator, method: str, state: object) -> bytes:
     """Return ``state`` if it is bytes, even if empty. Raise ``TypeError`` for anything else, such as None (H46)."""
     if not isinstance(state, bytes):
         raise TypeError(
             f"{type_name(operator)}.{method} must return bytes, not {type_name(state)}: "
             'return b"" if there is no state to keep'
         )
+    return state
+
+
+def _checked_files(operator: SubtaskOperator, method: str, state: object) -> StateFiles:
+    """Return ``state``, which is not bytes, if it is in files. Raise ``TypeError`` for anything else."""
+    from spark_bridge.storage.state_files.values import StateFiles  # few tasks have files
+
+    if not isinstance(state, StateFiles):
+        _checked_bytes(operator, method, state)
+        raise AssertionError
     return state
 
 

@@ -136,8 +136,7 @@ class _Run:
 
     def finish(self, parts: OperatorParts) -> None:
         """The outputs are complete: report the end, close the operator, and wait until everything was taken."""
-        deadline = self._channel.now() + self._endpoint.finish_timeout_s
-        self._report_end(parts, deadline)
+        deadline = self._report_end(parts, self._channel.now() + self._endpoint.finish_timeout_s)
         self._close_parts()
         self._channel.wait_until_finish_is_confirmed(deadline)
 
@@ -152,7 +151,7 @@ class _Run:
         may_report = self._opened and self._channel.over is None and self._channel.on_task_thread
         try:
             if may_report and self._parts is not None:
-                self._report_end(self._parts, deadline)
+                deadline = self._report_end(self._parts, deadline)
         except AttemptOver:
             may_report = False  # Spark killed the task, or its job has ended
         except BaseException as error:
@@ -187,12 +186,26 @@ class _Run:
         else:
             self._wait_for_confirmation_quietly(self._channel.now() + self._endpoint.failure_timeout_s)
 
-    def _report_end(self, parts: OperatorParts, deadline: float) -> None:
+    def _report_end(self, parts: OperatorParts, deadline: float) -> float:
+        """Report the end. Return the deadline of the rest, which is later by the time that uploads took."""
+        channel = self._channel
         while not self._end_reported:
-            urgent_came = self._channel.wait_until_urgent_are_handled(deadline)
+            urgent_came = channel.wait_until_urgent_are_handled(deadline)
             parts.calls.handle_pending()
             if urgent_came is not None:
-                self._end_reported = self._channel.try_finish(parts.final_state(), deadline, urgent_came)
+                state, began = parts.final_state(), channel.now()
+                if state.files is not None:
+                    channel.store_last(state.files)
+                handled = False
+                while not channel.wait_for_uploads():
+                    parts.calls.handle_pending()
+                    handled = True
+                deadline += channel.now() - began
+                if handled:
+                    continue  # the state is from before that; what is stored of it is not stored again
+                files = None if state.files is None else channel.last_files()
+                self._end_reported = channel.try_finish(state.data, deadline, urgent_came, files)
+        return deadline
 
     def _wait_for_confirmation_quietly(self, deadline: float) -> None:
         try:

@@ -177,7 +177,9 @@ def test_a_snapshot_in_the_middle_of_a_send_has_neither_the_event_nor_its_count(
     world.before_send.append(lambda: states.append(operator.snapshot_state(3)))
 
     operator.process(iter(()))
-    states.append(operator.final_state())
+    state = operator.final_state()
+    assert isinstance(state, bytes)
+    states.append(state)
     operator.close()
 
     assert [json.loads(state) for state in states] == [[0, 1], [1, 1]]

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
-from protocol.parts import inline_states
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
@@ -469,19 +467,6 @@ def test_what_a_checkpoint_of_this_application_has_is_used_as_it_is() -> None:
     [store] = dialogue.tell(b.SubtaskStateStored(A, 5, handle("a")))
     assert isinstance(store, b.StoreCheckpoint)
     assert store.to_copy == ()
-
-
-# --- restores -------------------------------------------------------------------------------------------------------
-
-
-def test_what_has_no_files_is_restored_in_the_order_of_its_subtasks() -> None:
-    assert inline_states([m.SubtaskState(4, b"d"), m.SubtaskState(1, b"a")]) == [(1, b"a"), (4, b"d")]
-
-
-def test_a_state_with_files_is_refused_with_what_to_do() -> None:  # H190
-    given: Sequence[m.SubtaskState] = [m.SubtaskState(1, b"a"), m.SubtaskState(4, b"d", HANDLE)]
-    with pytest.raises(LocalProtocolError, match=r'subtask 4 in the checkpoint has files.*restore="none"'):
-        inline_states(given)
 
 
 def test_events_keep_their_order_around_an_upload() -> None:  # H22

@@ -527,7 +527,7 @@ class TaskStages:
                 raise Gone
 
     def snapshot_state(self, checkpoint_id: int) -> dict[str, bytes]:
-        states = split_states(self.chain.snapshot_state(checkpoint_id), STAGES)[1]
+        states = split_states(self.chain.snapshot_state(checkpoint_id).data, STAGES)[1]
         self.check_cut(f"checkpoint {checkpoint_id} cuts the stages of task {self.process.tid}")
         return states
 
@@ -537,7 +537,7 @@ class TaskStages:
         demand(all(one == passed[0] for one in passed), f"H80: {which} at {passed}")
 
     def final_state(self) -> dict[str, bytes]:
-        return split_states(self.chain.final_state(), STAGES)[1]
+        return split_states(self.chain.final_state().data, STAGES)[1]
 
     def close(self) -> None:
         self.chain.close()
@@ -565,6 +565,9 @@ class TaskChannel:
 
     def operator_opened(self, **_: Any) -> None:
         """The process says it itself."""
+
+    def checkpoint_ended(self, checkpoint_id: int, *, completed: bool) -> None:
+        """The stages have no state in files."""
 
     def submit_event(self, payload: bytes, part: int) -> None:
         self._of.send(part, decode_event(payload), asks=False)

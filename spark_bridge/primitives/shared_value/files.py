@@ -18,12 +18,12 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from spark_bridge.common.local_folders import executor_folder
 from spark_bridge.primitives.shared_value.encoding import VALUE_BYTES_MAX, digest_of
 
 FOLDER = "headgate-values"
 KEPT_FILES = 8
 """The newest files stay."""
-_PRIVATE = 0o700
 
 
 class Fetch:
@@ -77,18 +77,8 @@ class ValueFiles:
     @classmethod
     def of_executor(cls) -> ValueFiles | None:
         """Those of the executor of this process. None outside of one, or if its directory cannot be used."""
-        local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-        if not os.path.basename(local).startswith("blockmgr-"):  # not one that Spark removes with the executor
-            return None
-        folder = Path(local, FOLDER)
-        try:
-            folder.mkdir(_PRIVATE, exist_ok=True)
-            found = folder.lstat()
-        except OSError:
-            return None
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != _PRIVATE:
-            return None
-        return cls(folder)
+        folder = executor_folder(FOLDER)
+        return None if folder is None else cls(folder)
 
     def file_of(self, digest: bytes) -> Path:
         return self._folder / digest.hex()

@@ -76,6 +76,8 @@ OF_USERS = {
     "send_event",
     "send_event_nowait",
     "sleep",
+    "snapshot_folder",
+    "state_folder",
     "statistics",
     "subtask",
     "task_attempt_id",

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import LocalProtocolError
 from protocol.wire.messages import EventMessage, Opened, SubtaskState
 from protocol.wire.state_handles import StateHandle
+from spark_bridge.storage.errors import StorageError
 from spark_bridge.subtask import SubtaskContext
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import Peer, PeerConnection, RunningTask
@@ -83,8 +83,8 @@ def test_an_operator_may_send_while_it_opens(peer: Peer) -> None:
     task.outputs()
 
 
-def test_a_state_with_files_is_refused_instead_of_restored_without_them(peer: Peer) -> None:  # H190
+def test_a_state_with_files_is_refused_where_no_storage_has_them(peer: Peer) -> None:  # H190
     files = StateHandle("7-1-ab/2-100-cd-manifest", 4711, bytes(32), 2**30, 12)
     task, connection = restore(peer, Recorder(), SubtaskState(2, b"a", files))
-    assert "the state of subtask 2 in the checkpoint has files" in connection.finish().failure  # never Opened (H11)
-    assert isinstance(task.error(), LocalProtocolError)
+    assert "needs a storage that all executors can write" in connection.finish().failure  # never Opened (H11)
+    assert isinstance(task.error(), StorageError)

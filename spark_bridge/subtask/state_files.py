@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The states in files of one attempt: its folders on this host, what it stores, and what it restores.
+
+A task that has none does not import this, nor what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from protocol.describing import describe
+from protocol.wire.state_handles import StateHandle
+from spark_bridge.common.endpoint import StateStorage, TaskEndpoint, TaskIdentity
+from spark_bridge.storage.errors import StorageError
+from spark_bridge.storage.files import Files
+from spark_bridge.storage.state_files.folder import StateFolder
+from spark_bridge.storage.state_files.restoring import restore
+from spark_bridge.storage.state_files.snapshot import Snapshot
+from spark_bridge.storage.state_files.uploading import StateUploader
+from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles, check_holds_files
+from spark_bridge.subtask.local_folder import LocalFolder
+from spark_bridge.subtask.uploads import Stopped, Upload
+
+__all__ = ["TaskFiles"]
+
+_STATE = "state-"
+
+
+class TaskFiles:
+    """See the module. On the task's own thread, except for what an ``Upload`` does and ``close``.
+
+    Raises ``StorageError`` if the storage cannot have files, or if there is no place for the folders on this host.
+    """
+
+    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
+        storage = endpoint.state_storage
+        check_holds_files(None if storage is None else storage.url)
+        assert storage is not None
+        self._storage = storage
+        self._folder = StateFolder.of_operator(Files(storage.url, storage.options), endpoint.operator_id)
+        whose = endpoint.operator_id, identity.subtask, storage.token
+        try:
+            self._left = LocalFolder.left_of(*whose)
+            self._local = LocalFolder.make(*whose)
+        except OSError as error:
+            raise StorageError(f"a state in files needs a folder on this host: {describe(error)}") from error
+        self._uploader = StateUploader(
+            self._folder,
+            self._local.path / "uploads",
+            epoch=storage.epoch,
+            token=storage.token,
+            subtask=identity.subtask,
+            task_attempt_id=identity.task_attempt_id,
+        )
+        self._snapshots = 0
+        self._unused: set[Path] = set()  # folders for snapshots that were given out
+        self.upload_bytes = (0, 0)
+        """How much of the present upload, or of the last one, is done, and how much it has in all."""
+
+    @property
+    def uploaded_bytes(self) -> int:
+        """How much has been written into the storage."""
+        return self._uploader.uploaded_bytes
+
+    # --- the folders of this host ---------------------------------------------------------------------------------
+
+    def state_folder(self, part: int) -> Path:
+        """The folder of one part."""
+        self._remove_left()
+        return self._made(f"{_STATE}{part}")
+
+    def snapshot_folder(self, checkpoint_id: int) -> Path:
+        """An empty folder for one snapshot of one part."""
+        self._remove_left()
+        self._snapshots += 1
+        folder = self._made(f"snapshot-{checkpoint_id}-{self._snapshots}")
+        self._unused.add(folder)
+        return folder
+
+    def _made(self, name: str) -> Path:
+        folder = self._local.path / name
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make the folder {folder} for a state in files: {describe(error)}") from error
+        return folder
+
+    def _remove_left(self) -> None:
+        """What is left of earlier attempts is used before a part has its folder, or not at all."""
+        while self._left:
+            self._left.pop().remove()
+
+    def close(self, *, succeeded: bool) -> None:
+        """Remove the folders, or leave those of an attempt that did not succeed to the next one. No upload may run."""
+        self._remove_left()
+        if succeeded:
+            self._local.remove()
+            return
+        with suppress(OSError):
+            for folder in self._local.path.iterdir():
+                if not folder.name.startswith(_STATE):
+                    shutil.rmtree(folder, ignore_errors=True)
+        self._local.leave()
+
+    def forget_after_fork(self) -> None:
+        """In a forked process: the folders are the task's."""
+        for folder in (*self._left, self._local):
+            folder.forget()
+
+    # --- the restore ----------------------------------------------------------------------------------------------
+
+    def restore(self, part: int, handle: StateHandle, data: bytes, files_from: str, stopped: Stopped) -> RestoredFiles:
+        """Restore a state into the folder of its part, before that has it."""
+        folder = self._savepoint(self._storage, files_from) if files_from else self._folder
+        name = f"{_STATE}{part}"
+        left = self._left[0].path / name if self._left else None
+        restored = restore(folder, handle, self._local.path / name, data=data, local=left, stopped=stopped)
+        if not files_from:
+            self._uploader.restored(restored)
+        return restored.files
+
+    def _savepoint(self, storage: StateStorage, url: str) -> StateFolder:
+        return StateFolder.at(url, storage.options)
+
+    # --- snapshots and uploads ------------------------------------------------------------------------------------
+
+    def freeze(self, state: StateFiles, checkpoint_id: int) -> Snapshot:
+        """Freeze a state at the cut. What it did not use of the folders for snapshots is removed."""
+        folder = Path(os.path.abspath(state.folder))
+        owned = next((one for one in self._unused if folder.is_relative_to(one)), None)
+        try:
+            snapshot = self._uploader.freeze(state, checkpoint_id, owned=owned is not None)
+            if owned is None:
+                return snapshot
+            self._unused.discard(owned)
+            return snapshot._replace(folder=owned)  # all of it is removed after the upload
+        finally:
+            self.remove_unused()
+
+    def remove_unused(self) -> None:
+        """Remove the folders for snapshots that no state has."""
+        while self._unused:
+            shutil.rmtree(self._unused.pop(), ignore_errors=True)
+
+    def upload(self, snapshot: Snapshot, target: str = "") -> Upload:
+        """What stores a snapshot, in the folder of a savepoint if there is a ``target``."""
+
+        def progress(done: int, total: int) -> None:
+            self.upload_bytes = done, total
+
+        def store(stopped: Stopped) -> StateHandle:
+            try:
+                savepoint = self._savepoint(self._storage, target) if target else None
+            except BaseException:
+                snapshot.remove()
+                raise
+            self.upload_bytes = 0, snapshot.total_bytes
+            return self._uploader.upload(snapshot, savepoint, progress=progress, stopped=stopped)
+
+        return Upload(snapshot.checkpoint_id, store)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Before the barrier of a checkpoint that was triggered after this."""
+        self._uploader.completed(checkpoint_id)
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint is over."""
+        self._uploader.aborted(checkpoint_id)
