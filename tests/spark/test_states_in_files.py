@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""States in files on a real Spark: a task that dies, a new application, and a savepoint each get back their database."""
+"""States in files on a real Spark: after a kill, in a new application and from a savepoint, the database is whole."""
 
 from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -74,7 +75,7 @@ def test_a_state_in_files_survives_a_task_an_application_and_a_savepoint(spark: 
             first.wait_for(ready(3))
             first.send_numbers(0, 5)
             first.wait_until_seen(0, 305)
-            saved = sidecar.savepoint("op", directory=tmp_path / "savepoints")
+            saved = sidecar.savepoint("op", directory=str(tmp_path / "savepoints"))
             first.send_numbers(0, 5)
             first.wait_until_seen(0, 310)
             first.stop_all()
@@ -82,20 +83,24 @@ def test_a_state_in_files_survives_a_task_an_application_and_a_savepoint(spark: 
     assert first.wrong == []
     assert files_of_states(tmp_path / "storage") != set()
 
-    for restore, place, last in (("latest", "storage", 310), (CheckpointFile(saved), "elsewhere", 305)):
-        later = CountingCoordinator()
-        with Sidecar(spark, SidecarConfig(storage=tmp_path / place)) as sidecar:
-            handle = sidecar.coordinate("op", later, parallelism=2, mode=STREAMING, restore=restore)
-            with running(lambda: sidecar.run(action_of(spark, handle, 2, CountingInFiles))) as outcome:
-                later.wait_for(ready(2))
-                later.send_numbers(0, 1)
-                later.send_numbers(1, 1)
-                later.wait_until_seen(0, last + 1)
-                later.wait_until_seen(1, 1)
-                sidecar.checkpoint()
-                later.stop_all()
-        assert outcome == [[(0, last + 1), (1, 1)]]
-        assert later.wrong == []
+    check_continues(spark, tmp_path / "storage", "latest", 310)
+    check_continues(spark, tmp_path / "elsewhere", CheckpointFile(saved), 305)
+
+
+def check_continues(spark: SparkSession, storage: Path, restore: Any, last: int) -> None:
+    coordinator = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=storage)) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING, restore=restore)
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, CountingInFiles))) as outcome:
+            coordinator.wait_for(ready(2))
+            coordinator.send_numbers(0, 1)
+            coordinator.send_numbers(1, 1)
+            coordinator.wait_until_seen(0, last + 1)
+            coordinator.wait_until_seen(1, 1)
+            sidecar.checkpoint()
+            coordinator.stop_all()
+    assert outcome == [[(0, last + 1), (1, 1)]]
+    assert coordinator.wrong == []
 
 
 def test_without_a_storage_that_has_files_the_task_fails_and_says_what_to_set(spark: SparkSession) -> None:
