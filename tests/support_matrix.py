@@ -100,7 +100,7 @@ def _java_of_wheel(major: int) -> str | None:
 def make_environment(cell: Cell, python: str) -> str:
     """Make the cell's environment unless it is there; return why there is none, or nothing."""
     target = f"{cell.venv.name}/.made-from"
-    done = subprocess.run(["make", target, f"PYTHON={python}"], cwd=ROOT, stdout=sys.stderr, check=False)
+    done = subprocess.run(["make", "--silent", target, f"PYTHON={python}"], cwd=ROOT, stdout=sys.stderr, check=False)
     return "" if done.returncode == 0 else f"`make {target}` failed"
 
 

@@ -64,6 +64,8 @@ class StorageDetails:
 
     Attributes:
         options: the arguments for the filesystem of ``storage``, such as credentials. Errors and logs never show them.
+        task_options: the same for tasks that store states in files. They travel in Spark's closures, so give tasks
+            credentials that may read and write, and not delete. By default, tasks have what their machine has.
         retained_checkpoints: how many checkpoints are kept for each operator. The last completed one always is.
         allow_older_checkpoint: a damaged checkpoint is never restored. That is an error, unless this lets the one
             before it be restored instead.
@@ -73,6 +75,7 @@ class StorageDetails:
     """
 
     options: Mapping[str, Any] | None = field(default=None, repr=False)
+    task_options: Mapping[str, Any] | None = field(default=None, repr=False)
     retained_checkpoints: int = 3
     allow_older_checkpoint: bool = False
     savepoint_roots: Sequence[str | PathLike[str]] | None = None

@@ -604,6 +604,7 @@ class SidecarRuntime(PartFactories):
         encrypts_files = await self._driver.encrypts_files()
         operator = await self._operators.add(config, parts.parts, restore, parts)
         host, port = self._server.address
+        states = self._storage.state_storage
         endpoint = TaskEndpoint(
             host,
             port,
@@ -617,7 +618,7 @@ class SidecarRuntime(PartFactories):
             ready_timeout_s=self._config.limits.ready_timeout_s,
             event_bytes_max=self._config.limits.event_bytes_max,
             local_files=not encrypts_files,
-            state_storage=self._storage.state_storage,
+            state_storage=states and dataclasses.replace(states, options=self._config.storage_details.task_options),
         )
         statistics = operator.statistics.snapshot
         make = cast("type[AsyncOperatorHandle]", AsyncOperatorHandle if self._blocking_run is None else OperatorHandle)

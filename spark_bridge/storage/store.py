@@ -134,9 +134,12 @@ class CheckpointStorage:
 
     @property
     def state_storage(self) -> StateStorage:
-        """What tasks need to know of it, for their states in files. Raises ``StorageError`` before ``prepare``."""
+        """What tasks need to know of it, for their states in files. Raises ``StorageError`` before ``prepare``.
+
+        Its ``options`` are not for tasks: they may delete everything.
+        """
         owner = self._claims.owner
-        return StateStorage(self.url, self._options, owner.epoch, owner.token)
+        return StateStorage(self.url, None, owner.epoch, owner.token)
 
     def exists(self) -> bool:
         """Whether the directory is a checkpoint storage, that is, whether an application has prepared it."""
