@@ -23,6 +23,7 @@ from protocol.wire.state_handles import StateHandle
 from spark_bridge.command import main
 from spark_bridge.storage import CheckpointStorage, StorageError, read_file
 from spark_bridge.storage.files import Files
+from spark_bridge.storage.operator_states import OperatorStates
 from spark_bridge.storage.state_files.folder import StateFolder
 from tests.spark_bridge.states_in_files import Application, an_application, content_of, missing
 
@@ -240,6 +241,36 @@ async def test_a_checkpoint_that_names_what_may_be_deleted_is_not_written(tmp_pa
         answer = await application.checkpoint()
         assert "names files of states that have been deleted" in answer.reason()
         assert 4 not in application.storage.kept_ids("words")
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_a_checkpoint_waits_until_it_is_known_what_the_storage_keeps(
+    inline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H190
+    known = asyncio.Event()
+    kept = OperatorStates.kept
+
+    async def kept_later(self: OperatorStates) -> dict[int, frozenset[str]]:
+        await known.wait()
+        return await kept(self)
+
+    async with an_application(tmp_path) as application:
+        (task,) = await application.tasks_of(0)
+        task.write("one")
+        await application.completed_checkpoint()
+    monkeypatch.setattr(OperatorStates, "kept", kept_later)
+    async with an_application(tmp_path) as application:
+        (task,) = await application.tasks_of(0)
+        task.inline = inline
+        aborted = await application.checkpoint()
+        await application.advance(61.0)
+        assert "the storage has not written it" in aborted.reason()
+        answer = await application.checkpoint()
+        assert application.stored == []
+        known.set()
+        await application.settle()
+        assert answer.values == [application.stored[0].checkpoint_id]
+        assert missing(application.storage) == []
 
 
 async def test_what_is_in_doubt_keeps_its_files(tmp_path: Path) -> None:  # H190, H64
