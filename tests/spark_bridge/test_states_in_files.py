@@ -208,14 +208,37 @@ async def test_files_may_begin_while_a_checkpoint_without_files_is_being_written
         assert not application.failures
 
 
+async def test_the_files_of_a_subtask_at_rest_stay_as_long_as_it_rests(tmp_path: Path) -> None:  # H190
+    async with an_application(tmp_path, parallelism=2) as application:
+        _, resting = await application.tasks_of(0, 1)
+        resting.write("two")
+        await application.completed_checkpoint()
+    async with an_application(tmp_path, parallelism=2, retained=1) as application:
+        (task,) = await application.tasks_of(0)
+        task.inline = True
+        for _ in range(4):
+            await application.completed_checkpoint()
+            await application.settle()
+        assert application.storage.kept_ids("words").isdisjoint({1})
+        assert missing(application.storage) == []
+    async with an_application(tmp_path, parallelism=2) as application:
+        _, resting = await application.tasks_of(0, 1)
+        assert content_of(resting.words) == {"two.sst": b"two"}
+
+
 # --- what is read before a checkpoint is written --------------------------------------------------------------------
 
 
-async def test_a_storage_that_is_local_to_each_executor_fails_the_checkpoint(tmp_path: Path) -> None:  # H190
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_storage_that_is_local_to_each_executor_fails_the_checkpoint(last: bool, tmp_path: Path) -> None:
+    """H190. ``last``: the only state in files is that of a subtask that has finished."""
     async with an_application(tmp_path) as application:
         (task,) = await application.tasks_of(0)
         task.write("one")
         task.uploader._folder = StateFolder.of_operator(Files(tmp_path / "of another host"), "words")
+        if last:
+            task.end()
+            await application.settle()
         answer = await application.checkpoint()
         assert "the driver cannot read what a subtask has stored" in answer.reason()
         assert "If the storage is a local path, all executors and the driver must share it" in answer.reason()
