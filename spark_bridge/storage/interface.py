@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from protocol.arguments import Rule, check_fields
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker.pending import files_of
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.common.secret_texts import check_no_password
@@ -29,7 +30,8 @@ class CheckpointInfo:
     ``problem`` is empty for an intact file. Otherwise it says what is wrong, and the fields after it are None: the time
     of creation (ms since 1970, UTC), the operator's parallelism and mode, the number of subtasks with a part, the
     number of held events, the release that wrote it, and its label, which may be empty. A ``void`` checkpoint was
-    discarded, so ``restore="latest"`` never restores it. A damaged void file has no ``problem``.
+    discarded, so ``restore="latest"`` never restores it. A damaged void file has no ``problem``. ``files`` says how
+    many files the states have that are in files, and ``file_bytes`` how large these are.
     """
 
     operator_id: str
@@ -45,6 +47,8 @@ class CheckpointInfo:
     release: str | None = None
     label: str | None = None
     void: bool = False
+    files: int | None = None
+    file_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ DEFAULT_WRITE = WriteOptions()
 def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> CheckpointInfo:
     """The entry of an intact checkpoint in a listing."""
     parts = stored.checkpoint.subtask_states.values()
+    states = files_of(stored.checkpoint)
     return CheckpointInfo(
         stored.operator_id,
         stored.checkpoint.checkpoint_id,
@@ -107,6 +112,8 @@ def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> Checkpoint
         held_events=sum(len(part.held) for part in parts),
         release=stored.release,
         label=stored.checkpoint.label,
+        files=sum(state.files for state in states),
+        file_bytes=sum(state.total_bytes for state in states),
     )
 
 

@@ -49,6 +49,7 @@ _CLAIM = re.compile(r"([0-9]{1,20})-([0-9]{1,20})-([0-9a-f]{1,64})")
 _CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc")
 _VOID = re.compile(r"void-([1-9][0-9]{0,18})-([0-9]{1,20})-([0-9a-f]{1,64})")
 _RESTORED = re.compile(r"restored-([0-9]{1,20})-([0-9]{1,10})-([0-9]{1,19})-([1-9][0-9]{0,18})-([0-9a-f]{1,64})")
+_SAVEPOINT_FOLDER = re.compile(r"savepoint-.+-[1-9][0-9]{0,18}-[0-9a-f]{16}\.state")
 _TEMPORARY = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc\.([0-9]{1,20})-([0-9a-f]{1,64})\.tmp")
 _VALUES = re.compile(r"values-([1-9][0-9]{0,18})-[0-9a-f]{1,64}\.hgv")
 _LIKE_OURS = re.compile(
@@ -161,6 +162,10 @@ def savepoint_name(operator_id: str, checkpoint_id: int, token: str) -> str:
 def savepoint_folder(name: str) -> str:
     """The folder beside a savepoint that has the files of its states."""
     return f"{name.removesuffix(SUFFIX)}.state"
+
+
+def is_savepoint_folder(name: str) -> bool:
+    return _SAVEPOINT_FOLDER.fullmatch(name) is not None
 
 
 def is_savepoint(name: str) -> bool:

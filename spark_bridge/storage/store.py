@@ -41,6 +41,7 @@ from spark_bridge.storage.layout import (
     RestoreRecord,
     cache_folder,
     checkpoint_name,
+    is_savepoint_folder,
     operator_folder,
     parse_checkpoint,
     parse_record,
@@ -320,6 +321,10 @@ class CheckpointStorage:
         """Whether the operator had such files when its folder was last listed. Looks at nothing."""
         return operator_folder(operator_id) in self._with_states
 
+    def state_folders(self) -> dict[str, StateFolder]:
+        """The folders with such files, as ``list`` has seen them; the keys are the names of the operators' folders."""
+        return {folder: StateFolder(self._files, f"{folder}/{STATES_FOLDER}") for folder in sorted(self._with_states)}
+
     def kept_states(self, operator_id: str) -> dict[int, list[StateHandle] | None]:
         """The states in files of each checkpoint that a restart may restore; None for one that cannot be read."""
         folder = operator_folder(operator_id)
@@ -506,4 +511,5 @@ class CheckpointStorage:
         return _Folder(names)
 
     def _folders(self) -> Sequence[str]:
-        return [name for name in self._files.folders() if name not in (CLAIMS_FOLDER, CACHES_FOLDER)]
+        names = self._files.folders()
+        return [name for name in names if name not in (CLAIMS_FOLDER, CACHES_FOLDER) and not is_savepoint_folder(name)]

@@ -133,6 +133,53 @@ deletes-without-the-claim [model; H190 H81]
   @ protocol.file_retention:FileRetention._go_on
   - out.append(ConfirmClaim())
   + self._confirm(ClaimConfirmed(held=True), out)
+shell-deletes-without-the-claim [feared; H190]
+  The shell says that the application still has the storage, without a look.
+  @ actors.coordination.engine.state_retention:StateRetention._carry_out
+  - self._run(port.has_claim, ClaimConfirmed)
+  + self.tell(ClaimConfirmed(True))
+shell-writes-what-is-refused [feared; H190]
+  A checkpoint is written although its retention refuses it.
+  @ actors.coordination.engine.state_retention:StateRetention._carry_out
+  ~ self._refused( => (lambda n, why: self._allowed(n))(
+shell-writes-before-it-is-allowed [feared; H190]
+  A checkpoint is written when its files are read, whatever its retention says.
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._gathered
+  - self._retention.named(found.checkpoint_id, found.names)
+  + self._write_allowed(found.checkpoint_id); self._retention.named(found.checkpoint_id, found.names)
+shell-forgets-what-is-in-doubt [feared; H190 H64]
+  The retention is not told that a restart may restore an aborted checkpoint.
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._checkpoint_over
+  ~ in_doubt=in_doubt => in_doubt=False
+shell-knows-of-no-earlier-checkpoint [feared; H190]
+  An application deletes files that the checkpoints of earlier ones name.
+  @ actors.coordination.engine.state_retention:StateRetention.start
+  - self._run(port.kept, RestoreChosen)
+  + self.tell(RestoreChosen({}))
+shell-removes-records-too-early [feared; H190]
+  The records of older checkpoints count as removed before the storage has removed them.
+  @ actors.coordination.engine.state_retention:StateRetention.records_listed
+  ~ self._kept - kept => self._kept
+damaged-checkpoint-names-nothing [feared; H190]
+  The files of a checkpoint that cannot be read at the moment are deleted.
+  @ spark_bridge.storage.operator_states:OperatorStates.kept
+  ~ if handles is not None: => if (handles := handles or []) is not None:
+manifests-are-not-read [feared; H190]
+  A checkpoint is written although the driver does not find what its tasks have stored.
+  @ spark_bridge.storage.operator_states:OperatorStates.gather
+  ~ raise _not_shared(error) from error => names = frozenset()
+savepoint-is-not-copied [feared; H193]
+  The files of subtasks that have finished are not brought into a savepoint.
+  @ spark_bridge.storage.operator_states:OperatorStates.copy_for_savepoint
+  - await self._until_stopped(partial(source.copy, handle, target))
+savepoint-is-looked-for-among-checkpoints [feared; H193]
+  The files of a restored savepoint are taken to be where the application stores its own.
+  @ actors.coordination.engine.gateway:OpenGateways.open
+  ~ self._config.files_from if effect.elsewhere else "" => ""
+savepoint-leaves-its-files [feared; H162]
+  A savepoint that is given up or deleted leaves the files of its states.
+  @ spark_bridge.storage.state_files.folder:StateFolder.delete_all
+  - self.delete(self.names())
 sweeps-later-applications [feared; H190]
   The files of a later application are deleted.
   @ protocol.file_retention:FileRetention._is_old

@@ -16,7 +16,6 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.wire import messages as m
 from protocol.wire.codec import FrameDecoder, decode_message, encode_message
 from protocol.wire.state_handles import (
-    FILE_NAME_CHARS_MAX,
     HANDLE_BYTES_MAX,
     KEY_GROUPS_MAX,
     StateHandle,
@@ -27,13 +26,12 @@ from protocol.wire.state_handles import (
 
 HANDLE = StateHandle("123-4-ab12cd34/17-2210-ff00aa11", 4711, bytes(range(32)), 2**33, 24, (0, 16))
 
-_NAMES = st.lists(st.from_regex(r"[\w.=-]{0,8}[\w=-]", fullmatch=True), min_size=1, max_size=5).map("/".join)
-_GROUPS = st.tuples(st.integers(0, KEY_GROUPS_MAX - 1), st.integers(1, KEY_GROUPS_MAX)).filter(
-    lambda two: two[0] < two[1]
-)
+_PART = re.compile(r"[\w.=-]{0,8}[\w=-]", re.ASCII)
+_NAMES = st.lists(st.from_regex(_PART, fullmatch=True), min_size=1, max_size=5).map("/".join)
+_GROUPS = st.sets(st.integers(0, KEY_GROUPS_MAX), min_size=2, max_size=2).map(lambda two: (min(two), max(two)))
 HANDLES = st.builds(
     StateHandle,
-    _NAMES.filter(lambda name: name.isascii() and len(name) <= FILE_NAME_CHARS_MAX),
+    _NAMES,
     st.integers(1, 2**27),
     st.binary(min_size=32, max_size=32),
     st.integers(0, 2**63 - 1),

@@ -5,20 +5,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.barrier_tracker.pending import files_of
 from protocol.file_retention import FileOrigin, origin_of
 from protocol.wire.state_handles import StateHandle
-from spark_bridge.storage import CheckpointStorage, StorageError
+from spark_bridge.command import main
+from spark_bridge.storage import CheckpointStorage, StorageError, read_file
 from spark_bridge.storage.files import Files
+from spark_bridge.storage.operator_states import OperatorStates
 from spark_bridge.storage.state_files.folder import StateFolder
 from tests.spark_bridge.states_in_files import Application, an_application, content_of, missing
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def origins(application: Application) -> set[int]:
@@ -115,7 +124,7 @@ async def test_an_older_application_deletes_nothing_any_more(tmp_path: Path) -> 
 
         application.on_store = take_over
         kept: list[tuple[str, ...]] = []
-        application.on_completed = lambda: kept.append(application.files())
+        application.on_completed = lambda: kept.append(application.files())  # type: ignore[method-assign]
         await application.completed_checkpoint()
         await application.advance(100.0)
         assert application.files() == kept[0]
@@ -199,14 +208,37 @@ async def test_files_may_begin_while_a_checkpoint_without_files_is_being_written
         assert not application.failures
 
 
+async def test_the_files_of_a_subtask_at_rest_stay_as_long_as_it_rests(tmp_path: Path) -> None:  # H190
+    async with an_application(tmp_path, parallelism=2) as application:
+        _, resting = await application.tasks_of(0, 1)
+        resting.write("two")
+        await application.completed_checkpoint()
+    async with an_application(tmp_path, parallelism=2, retained=1) as application:
+        (task,) = await application.tasks_of(0)
+        task.inline = True
+        for _ in range(4):
+            await application.completed_checkpoint()
+            await application.settle()
+        assert application.storage.kept_ids("words").isdisjoint({1})
+        assert missing(application.storage) == []
+    async with an_application(tmp_path, parallelism=2) as application:
+        _, resting = await application.tasks_of(0, 1)
+        assert content_of(resting.words) == {"two.sst": b"two"}
+
+
 # --- what is read before a checkpoint is written --------------------------------------------------------------------
 
 
-async def test_a_storage_that_is_local_to_each_executor_fails_the_checkpoint(tmp_path: Path) -> None:  # H190
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_storage_that_is_local_to_each_executor_fails_the_checkpoint(last: bool, tmp_path: Path) -> None:
+    """H190. ``last``: the only state in files is that of a subtask that has finished."""
     async with an_application(tmp_path) as application:
         (task,) = await application.tasks_of(0)
         task.write("one")
         task.uploader._folder = StateFolder.of_operator(Files(tmp_path / "of another host"), "words")
+        if last:
+            task.end()
+            await application.settle()
         answer = await application.checkpoint()
         assert "the driver cannot read what a subtask has stored" in answer.reason()
         assert "If the storage is a local path, all executors and the driver must share it" in answer.reason()
@@ -232,6 +264,36 @@ async def test_a_checkpoint_that_names_what_may_be_deleted_is_not_written(tmp_pa
         answer = await application.checkpoint()
         assert "names files of states that have been deleted" in answer.reason()
         assert 4 not in application.storage.kept_ids("words")
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_a_checkpoint_waits_until_it_is_known_what_the_storage_keeps(
+    inline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H190
+    known = asyncio.Event()
+    kept = OperatorStates.kept
+
+    async def kept_later(self: OperatorStates) -> dict[int, frozenset[str]]:
+        await known.wait()
+        return await kept(self)
+
+    async with an_application(tmp_path) as application:
+        (task,) = await application.tasks_of(0)
+        task.write("one")
+        await application.completed_checkpoint()
+    monkeypatch.setattr(OperatorStates, "kept", kept_later)
+    async with an_application(tmp_path) as application:
+        (task,) = await application.tasks_of(0)
+        task.inline = inline
+        aborted = await application.checkpoint()
+        await application.advance(61.0)
+        assert "the storage has not written it" in aborted.reason()
+        answer = await application.checkpoint()
+        assert application.stored == []
+        known.set()
+        await application.settle()
+        assert answer.values == [application.stored[0].checkpoint_id]
+        assert missing(application.storage) == []
 
 
 async def test_what_is_in_doubt_keeps_its_files(tmp_path: Path) -> None:  # H190, H64
@@ -409,3 +471,117 @@ async def test_a_checkpoint_of_the_same_storage_has_its_files_where_they_are(tmp
         assert application.config.files_from == ""
         (task,) = await application.tasks_of(0)
         assert content_of(task.words) == {"one.sst": b"one"}
+
+
+# --- kills ----------------------------------------------------------------------------------------------------------
+
+
+def run_until_killed(place: Path, call: int) -> int:
+    """Run a driver until it kills itself; return how many changes of files it made if it does not."""
+    arguments = [sys.executable, "-m", "tests.spark_bridge.states_until_killed", str(place), str(call)]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (0, -9), done.stderr
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+def verify_savepoints(directory: Path) -> None:
+    for savepoint in directory.glob("*.hgc"):
+        folder = StateFolder.beside(str(savepoint), None)
+        for handle in files_of(read_file(savepoint).checkpoint):
+            folder.verify(handle)
+
+
+async def assert_that_nothing_is_lost_or_left(place: Path) -> None:
+    """What checkpoints and savepoints name is there, and the next application deletes everything else."""
+    assert missing(CheckpointStorage(place / "storage")) == []
+    verify_savepoints(place / "saved")
+    async with an_application(place, parallelism=2, retained=1) as application:
+        await application.tasks_of(0, 1)
+        await application.completed_checkpoint()
+        await application.completed_checkpoint()
+        await application.settle()
+        storage = application.storage
+        assert missing(storage) == []
+        folder, named = storage.state_folder("words"), set[str]()
+        for handles in storage.kept_states("words").values():
+            named |= {name for handle in handles or () for name in folder.names_of(handle)}
+        assert folder.orphans(named) == ()
+
+
+@pytest.mark.parametrize("part", [pytest.param(n, marks=[pytest.mark.long] if n else []) for n in range(6)])
+async def test_a_driver_that_is_killed_loses_nothing_and_leaves_nothing(part: int, tmp_path: Path) -> None:
+    """H190, H193: it is killed before each of its changes of files, a sixth of them in each test."""
+    changes = await anyio.to_thread.run_sync(run_until_killed, tmp_path / "whole", 0)
+    assert changes > 100
+    points = range(1 + part, changes + 1, 36 if part == 0 else 6)
+    for call in points:
+        place = tmp_path / str(call)
+        assert await anyio.to_thread.run_sync(run_until_killed, place, call) == 0
+        await assert_that_nothing_is_lost_or_left(place)
+
+
+# --- headgate checkpoints -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def used(tmp_path: Path) -> Path:
+    """A place with two checkpoints and a savepoint of 2 and 3 files, and files that nothing names."""
+    async with an_application(tmp_path, parallelism=2) as application:
+        task, other = await application.tasks_of(0, 1)
+        task.write("one", b"1" * 10)
+        await application.completed_checkpoint()
+        task.write("two", b"2" * 100)
+        await application.completed_checkpoint()
+        await application.savepoint()
+        task.write("three")
+        other.lazy = True
+        await application.checkpoint()
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = main(["checkpoints", *arguments])
+    said = capsys.readouterr()
+    assert said.err == ""
+    return status, said.out
+
+
+def test_the_command_shows_files_and_which_nothing_needs(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = told(capsys, str(used / "storage"))
+    rows = [line.split() for line in out.splitlines()]
+    assert (status, rows[0][5:8]) == (0, ["FILES", "FILE", "BYTES"])
+    assert [row[5:7] for row in rows[1:3]] == [["1", "10"], ["2", "110"]]
+    assert "2 files that no checkpoint names, for example 4-1-" in out
+    status, out = told(capsys, str(used / "saved"))
+    assert (status, out.splitlines()[1].split()[5:7]) == (0, ["2", "110"])
+    first, second = json.loads(told(capsys, str(used / "storage"), "--json")[1])
+    assert (first["files"], first["file_bytes"], second["files"], second["file_bytes"]) == (1, 10, 2, 110)
+
+
+def test_the_command_verifies_files_if_it_is_asked_to(used: Path, capsys: pytest.CaptureFixture[str]) -> None:  # H191
+    for place in ("storage", "saved"):
+        damaged = next(one for one in (used / place).rglob("*") if one.is_file() and one.stat().st_size == 100)
+        damaged.write_bytes(b"x" * 100)
+        assert told(capsys, str(used / place))[0] == 0
+        status, out = told(capsys, str(used / place), "--files")
+        assert status == 1
+        assert "DAMAGED" in out
+        assert f"{damaged}: it is damaged: size or SHA-256 are not those that were stored" in out
+
+
+def test_the_command_misses_a_manifest(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = CheckpointStorage(used / "storage")
+    manifest = storage.state_folder("words").name_of(files_of(storage.read("words", 2))[0].manifest)
+    Path(manifest).unlink()
+    status, out = told(capsys, str(used / "storage"))
+    assert status == 1
+    assert f"{manifest}: there is no such file" in out
+    assert "not known which files nothing needs, because a checkpoint is damaged" in out
+
+
+def test_the_command_tells_of_files_without_their_savepoint(used: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (savepoint,) = (used / "saved").glob("*.hgc")
+    savepoint.unlink()
+    status, out = told(capsys, str(used / "saved"))
+    assert status == 0
+    assert f"{savepoint.with_suffix('.state')}: no savepoint has these files" in out

@@ -93,7 +93,9 @@ from protocol.barrier_tracker import (
     RestoreAttempt,
     SnapshotCoordinator,
     StoreCheckpoint,
+    SubtaskFinalState,
     SubtaskResetToCheckpoint,
+    SubtaskStateStored,
     TrackerEffect,
     TrackerInput,
     TriggerCheckpoint,
@@ -367,6 +369,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._gateways: OpenGateways
         self._writes: CheckpointWrites
         self._retention: StateRetention
+        self._may_have_files = config.restored is not None and bool(files_of(config.restored))
         self._to_write: dict[int, StoreCheckpoint] = {}  # what names files, until it is being written
         self._copied: dict[int, dict[StateHandle, StateHandle]] = {}  # for these
         if config.restored is not None:
@@ -447,9 +450,16 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case AskLabelledWork() | ViewOperator() | ViewGateways() | AwaitSettled():
                 self._answer(message)
             case (
-                FilesGathered() | RecordsListed() | RestoreChosen() | FilesListed() | ClaimConfirmed() | FilesDeleted()
+                FilesGathered()
+                | RecordsListed()
+                | RestoreChosen()
+                | FilesListed()
+                | ClaimConfirmed()
+                | FilesDeleted()
+                | SubtaskStateStored()
+                | SubtaskFinalState(files=StateHandle())
             ):
-                self._hear_of_files(message)
+                self._hear_of_files(message, now)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
@@ -461,9 +471,21 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             self._handle(AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
 
     def _hear_of_files(
-        self, message: FilesGathered | RecordsListed | RestoreChosen | FilesListed | ClaimConfirmed | FilesDeleted
+        self,
+        message: FilesGathered
+        | RecordsListed
+        | RestoreChosen
+        | FilesListed
+        | ClaimConfirmed
+        | FilesDeleted
+        | SubtaskStateStored
+        | SubtaskFinalState,
+        now: float,
     ) -> None:
         match message:
+            case SubtaskStateStored() | SubtaskFinalState():
+                self._may_have_files = True
+                self._handle(message, now)
             case FilesGathered():
                 self._gathered(message)
             case RecordsListed(checkpoint_ids):
@@ -656,18 +678,17 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         checkpoint_id = checkpoint.checkpoint_id
         if self._config.mode is RestoreMode.STREAMING:
             checkpoint = replace(checkpoint, label=self._labels.of(checkpoint_id))
-        effect = replace(effect, checkpoint=checkpoint)
         states = self._ports.states
         if states is None and effect.to_copy:
             self._writes.start(checkpoint, _refuse_copies, {})
             return
-        has_files = bool(files_of(checkpoint))
+        has_files = self._may_have_files and bool(files_of(checkpoint))  # thousands of subtasks usually have none
         if has_files:
             self._retention.turn_on(self._requests.open_ids, self._writes.ids)
         if not self._retention.is_on:
-            self._write(effect, {})
+            self._write(checkpoint, effect.savepoint, (), {})
             return
-        self._to_write[checkpoint_id] = effect
+        effect = self._to_write[checkpoint_id] = replace(effect, checkpoint=checkpoint)
         if not has_files:
             self._retention.named(checkpoint_id, frozenset())
             return
@@ -684,18 +705,24 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         """No file that the checkpoint names will be deleted."""
         effect = self._to_write.pop(checkpoint_id, None)
         if effect is not None:
-            self._write(effect, self._copied.pop(checkpoint_id, {}))
+            self._write(effect.checkpoint, effect.savepoint, effect.to_copy, self._copied.pop(checkpoint_id, {}))
 
     def _write_refused(self, checkpoint_id: int, reason: str) -> None:
         self._context.self_ref.tell(CheckpointStoreFailed(checkpoint_id, reason))
 
-    def _write(self, effect: StoreCheckpoint, copied: dict[StateHandle, StateHandle]) -> None:
-        checkpoint = with_copies(effect.checkpoint, copied) if copied else effect.checkpoint
-        if not effect.savepoint:
+    def _write(
+        self,
+        checkpoint: CompletedCheckpoint,
+        savepoint: bool,
+        to_copy: Sequence[StateHandle],
+        copied: dict[StateHandle, StateHandle],
+    ) -> None:
+        checkpoint = with_copies(checkpoint, copied) if copied else checkpoint
+        if not savepoint:
             self._writes.start(checkpoint, self._ports.store, copied)
             return
         directory = self._requests.savepoint_directory(checkpoint.checkpoint_id)
-        states, to_copy = self._ports.states, effect.to_copy
+        states = self._ports.states
 
         async def write(checkpoint: CompletedCheckpoint) -> None:
             if states is not None and to_copy:
