@@ -181,12 +181,13 @@ class OperatorTask(Task):
             return moved
         upload = self.uploads.popleft()
         upload.stopped |= self.upload_error is not None
-        result = upload.run() or self.upload_error
+        result = upload.run()
+        result = self.upload_error or result
         if upload.checkpoint_id == LAST_STATE:
             self._channel.last = result
         elif isinstance(result, BaseException):
             self._drive(UploadFailed(upload.checkpoint_id, describe(result)))
-        elif result is not None:
+        else:
             self._drive(StateUploaded(upload.checkpoint_id, result))
         return True
 

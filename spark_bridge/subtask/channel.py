@@ -468,13 +468,11 @@ class SubtaskChannel:
     def wait_for_uploads(self) -> bool:
         """Wait until no upload is going on. False if the mailbox must be handled first."""
         with self._lock:
-            self.check()
-            while not self._uploads.idle:
-                if self.mailbox:
-                    return False
-                self._wait_for_news(None)
+            while True:
                 self.check()
-            return True
+                if self._uploads.idle or self.mailbox:
+                    return self._uploads.idle
+                self._wait_for_news(None)
 
     def last_files(self) -> StateHandle:
         """The files of the last state, which are stored. Raises what their upload has raised."""
@@ -1033,7 +1031,6 @@ class SubtaskChannel:
             self.over = reason
         self._end_awaited()
         self._urgent.stop()
-        self._uploads.end()
         self._wake_waiting()
         self.waker.wake()
 

@@ -15,7 +15,7 @@ from copy import copy
 from sys import modules
 from typing import TYPE_CHECKING, Any, Generic, Protocol, SupportsFloat, SupportsIndex, overload, runtime_checkable
 
-from protocol.arguments import ANY, NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
+from protocol.arguments import ID, NOT_NEGATIVE, REAL, WAIT_MAX_S, check_wait, checked
 from protocol.describing import type_name
 from protocol.errors import GatewayFull, InputRefused, LocalProtocolError
 from protocol.event_types import Answer, Request, Sent_contra
@@ -413,7 +413,7 @@ class SubtaskContext(Generic[Sent_contra]):
         """
         return self._channel.files().state_folder(self._part)
 
-    @checked(checkpoint_id=ANY)
+    @checked(checkpoint_id=ID)
     def snapshot_folder(self, checkpoint_id: int) -> Path:
         """A new and empty folder, on the same filesystem as ``state_folder``, for ``snapshot_state`` and
         ``final_state``.

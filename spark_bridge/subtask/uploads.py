@@ -29,16 +29,16 @@ class Upload:
         self.stopped = False
         self._store = store
 
-    def run(self) -> StateHandle | BaseException | None:
-        """The handle, or the failure; None if it was stopped."""
+    def run(self) -> StateHandle | BaseException:
+        """The handle, or the failure, also if it was stopped."""
         try:
             return self._store(lambda: self.stopped)
         except BaseException as error:
-            return None if self.stopped else error
+            return error
 
 
 class Outcome(NamedTuple):
-    """How an upload ended that was not stopped."""
+    """How an upload has ended."""
 
     checkpoint_id: int
     result: StateHandle | BaseException
@@ -50,7 +50,7 @@ class UploadThread:
     The thread starts with the first one, and ends with ``end``. Everything happens under the channel's lock, except
     the uploads themselves and ``join``.
 
-    ``report`` is given each outcome, under the lock. ``idle``: whether no upload waits or runs.
+    ``report`` is given each outcome before ``end``, under the lock. ``idle``: whether no upload waits or runs.
     """
 
     __slots__ = ("_after", "_ended", "_name", "_over", "_queue", "_report", "_running", "_thread", "_wanted")
@@ -132,7 +132,7 @@ class UploadThread:
             finally:
                 self._wanted.acquire()
             self._running = None
-            if result is not None and not self._ended:
+            if not self._ended:
                 self._report(Outcome(upload.checkpoint_id, result))
 
     def _take(self) -> Upload | None:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.arguments import Rule, check_fields, checked_names
+from protocol.arguments import Rule, check_fields, checked_names, given
 from protocol.describing import show
 from protocol.wire.state_handles import KEY_GROUPS_MAX
 from spark_bridge.storage.errors import StorageError
@@ -56,8 +56,8 @@ class StateFiles:
         check_fields(self, folder=_FOLDER)
         if not os.path.isdir(self.folder):
             raise ValueError(
-                f"folder must be a folder that exists, is {show(os.fspath(self.folder))}: create it before you return "
-                "it from snapshot_state"
+                f"folder must be a folder that exists, is {given('folder', os.fspath(self.folder))}: create it before "
+                "you return it from snapshot_state"
             )
         if self.key_groups is not None:
             low, high = self.key_groups
@@ -72,8 +72,8 @@ class StateFiles:
 class RestoredFiles:
     """A state in files, as ``open`` receives it.
 
-    ``folder``: it has all files of the state, byte for byte as they were at the checkpoint, each verified. It is the
-    task's, which may change it; it is deleted when the attempt ends. ``data`` and ``key_groups``: as they were given to
+    ``folder``: it has all files of the state, byte for byte as they were at the checkpoint, each verified. It is
+    ``context.state_folder``, and the task may change it. ``data`` and ``key_groups``: as they were given to
     ``StateFiles``.
     """
 

@@ -17,6 +17,7 @@ import pytest
 
 from protocol.errors import LocalProtocolError
 from protocol.file_retention import LAST_STATE, origin_of
+from protocol.wire.framing import WireLimits
 from protocol.wire.messages import (
     AttemptEnded,
     CheckpointAborted,
@@ -46,6 +47,8 @@ from tests.spark_bridge.subtask.operators import EventSource
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask, barrier
 
 ROOT = Path(__file__).resolve().parents[3]
+SMALL_EVENTS = 2**20
+MESSAGE_BYTES = WireLimits.for_events(SMALL_EVENTS).message_bytes_max
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +147,7 @@ def test_the_bytes_leave_at_the_cut_and_the_handle_when_the_files_are_stored(
     peer: Peer, storage: StateStorage, gate: Gate, tmp_path: Path
 ) -> None:
     """H190, H192: the task goes on during the upload, and what it does then is not in the state."""
-    task, connection = peer.run(Keeper(), state_storage=storage)
+    task, connection = peer.run(keeper := Keeper(), state_storage=storage)
     connection.send_events(1, "one")
     acknowledged = ask_for_snapshot(connection, 2, 6)
     assert (acknowledged.state, acknowledged.state_follows) == (b"beside", True)
@@ -160,6 +163,8 @@ def test_the_bytes_leave_at_the_cut_and_the_handle_when_the_files_are_stored(
     assert finished.state == b"beside"
     assert sorted(state_at(storage, finished.files, tmp_path / "last").values()) == [b"'end'", b"'one'", b"'two'"]
     assert task.outputs() == ["one", "two"]
+    written = sum(len(one.read_bytes()) for one in Path(storage.url).rglob("*") if one.is_file())
+    assert keeper.context.statistics.uploaded_bytes == written
     last = {origin_of(name) for name in gate.names[2:]}
     assert {origin.checkpoint_id for origin in last if origin} == {LAST_STATE}
 
@@ -235,9 +240,9 @@ def test_a_folder_for_a_snapshot_is_the_snapshot_and_is_gone_after_its_upload(
     assert (unused.exists(), folder.exists()) == (False, True), "it is not copied"
     gate.open.set()
     handle = connection.next_item(StateStored).handle
+    assert not folder.exists()
     assert state_at(storage, handle, tmp_path / "found") == {"a.sst": b"content"}
     end(peer, connection, task, 3)
-    assert not folder.exists()
     assert list(executor.iterdir()) == []
 
 
@@ -306,6 +311,28 @@ def test_a_state_that_cannot_be_frozen_declines_the_checkpoint(peer: Peer, stora
     end(peer, connection, task, 6)
 
 
+def test_what_was_frozen_for_a_checkpoint_that_is_declined_after_all_is_removed(
+    peer: Peer, storage: StateStorage
+) -> None:
+    """H62: the bytes beside the files do not fit into a message."""
+
+    class Large(Keeper):
+        def snapshot_state(self, checkpoint_id: int) -> StateFiles:  # type: ignore[override]
+            self.snapshots.append(self.context.snapshot_folder(checkpoint_id))
+            return StateFiles(self.snapshots[-1], bytes(MESSAGE_BYTES) if checkpoint_id == 6 else b"")
+
+        def close(self) -> None:
+            self.left = [folder.exists() for folder in self.snapshots]
+
+    keeper = Large()
+    task, connection = peer.run(keeper, state_storage=storage, event_bytes_max=SMALL_EVENTS)
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    assert "the snapshot is too large" in connection.next_item(CheckpointDeclined).reason
+    end(peer, connection, task, 3)
+    assert keeper.left == [False, False]
+
+
 def test_the_upload_of_an_aborted_checkpoint_stops_and_the_next_one_is_stored(
     peer: Peer, storage: StateStorage, gate: Gate, tmp_path: Path
 ) -> None:
@@ -347,6 +374,7 @@ def test_an_upload_ends_with_its_attempt(peer: Peer, storage: StateStorage, gate
     connection.send(AttemptEnded(TASK_ID, "superseded"))
     assert isinstance(task.error(), AttemptOver)
     [left] = executor.iterdir()
+    assert (left / "uploads").exists(), "it is still being read"
     uploading = [one for one in threading.enumerate() if one.name.startswith("headgate-upload")]
     gate.open.set()
     for thread in uploading:
@@ -446,6 +474,16 @@ def test_a_checkpoint_during_the_last_upload_is_taken_and_the_last_state_is_newe
     assert sorted(state_at(storage, handle, tmp_path / "found").values()) == expected
     assert sorted(state_at(storage, finished.files, tmp_path / "last").values()) == expected
     task.outputs()
+
+
+def test_the_attempt_may_end_during_the_upload_of_its_last_state(peer: Peer, storage: StateStorage, gate: Gate) -> None:
+    task, connection = peer.run(Keeper(), state_storage=storage)
+    connection.send(connection.event(1, "end"))
+    assert gate.writing.wait(PATIENCE_S)
+    connection.send(AttemptEnded(TASK_ID, "superseded"))
+    connection.expect_end()
+    gate.open.set()
+    assert isinstance(task.error(), AttemptOver)
 
 
 def test_a_task_fails_if_its_last_state_cannot_be_stored(peer: Peer, storage: StateStorage) -> None:

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""States in files on real Spark: executors have what it takes, and a killed task goes on from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headgate.types import RestoredFiles, StateFiles
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.subtask import SubtaskContext
+from spark_bridge.subtask.local_folder import FOLDER
+from tests.spark.counting import Counting, CountingCoordinator
+from tests.spark.test_checkpoints import action_of, completed, ready, running
+
+pytestmark = pytest.mark.spark
+
+STREAMING = RestoreMode.STREAMING
+
+
+class InFiles(Counting):
+    """Its state is a file for each number, with the last number beside them as bytes."""
+
+    def open(self, context: SubtaskContext, state: Any) -> None:
+        assert state is None or isinstance(state, RestoredFiles)
+        super().open(context, None if state is None else state.data)
+        self.folder = context.state_folder
+        assert self.folder.parent.parent.name == FOLDER
+        found = sorted(int(one.stem) for one in self.folder.iterdir())
+        assert found == list(range(1, self.last + 1)), (found, self.last)
+
+    def handle_event(self, event: Any) -> None:
+        super().handle_event(event)
+        if self.last:
+            (self.folder / f"{self.last}.sst").write_text(str(self.last))
+
+    def snapshot_state(self, checkpoint_id: int) -> StateFiles:  # type: ignore[override]
+        return StateFiles(self.folder, super().snapshot_state(checkpoint_id))
+
+
+def test_a_killed_task_goes_on_from_its_files(spark: SparkSession, tmp_path: Path) -> None:
+    """H190: what it wrote after the checkpoint is not in what the next attempt has."""
+    coordinator = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=tmp_path / "storage")) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING)
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, InFiles))) as outcome:
+            coordinator.wait_for(ready(2))
+            coordinator.send_numbers(0, 5)
+            coordinator.send_numbers(1, 2)
+            coordinator.wait_until_seen(0, 5)
+            coordinator.wait_until_seen(1, 2)
+            sidecar.checkpoint()
+            coordinator.send_numbers(0, 2)
+            coordinator.wait_until_seen(0, 7)
+            coordinator.tell(0, "die")
+            coordinator.wait_for(ready(3))
+            coordinator.send_numbers(0, 4)
+            coordinator.wait_until_seen(0, 9)
+            coordinator.stop_all()
+    assert outcome == [[(0, 9), (1, 2)]]
+    assert coordinator.wrong == []
+
+
+def test_a_new_application_continues_from_files(spark: SparkSession, tmp_path: Path) -> None:
+    config = SidecarConfig(storage=tmp_path / "storage")
+    first = CountingCoordinator()
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", first, parallelism=2, mode=STREAMING)
+        with running(action_of(spark, handle, 2, InFiles)):
+            first.wait_for(ready(2))
+            first.send_numbers(0, 5)
+            first.wait_until_seen(0, 5)
+            sidecar.checkpoint()
+            sidecar.release("op")
+    second = CountingCoordinator()
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", second, parallelism=2, mode=STREAMING)
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, InFiles))) as outcome:
+            second.wait_for(ready(2))
+            second.send_numbers(0, 3)
+            second.wait_until_seen(0, 8)
+            second.stop_all()
+            second.wait_for(completed(1))  # the last one, with the last states, which their tasks have stored
+    assert outcome == [[(0, 8), (1, 0)]]
+    assert second.wrong == []
+
+
+def test_without_a_storage_the_task_says_what_to_set(spark: SparkSession) -> None:
+    coordinator = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
+        with pytest.raises(Exception, match=r"needs a storage that all executors can write.*SidecarConfig\(storage"):
+            action_of(spark, handle, 1, InFiles)()
