@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from headgate import CheckpointFile
 from headgate.types import RestoredFiles, StateFiles
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
@@ -17,7 +19,7 @@ from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext
 from spark_bridge.subtask.local_folder import FOLDER
 from tests.spark.counting import Counting, CountingCoordinator
-from tests.spark.test_checkpoints import action_of, completed, ready, running
+from tests.spark.test_checkpoints import action_of, ready, running
 
 pytestmark = pytest.mark.spark
 
@@ -67,28 +69,76 @@ def test_a_killed_task_goes_on_from_its_files(spark: SparkSession, tmp_path: Pat
     assert coordinator.wrong == []
 
 
-def test_a_new_application_continues_from_files(spark: SparkSession, tmp_path: Path) -> None:
+class InADatabase(Counting):
+    """Its state is a database with all numbers."""
+
+    def open(self, context: SubtaskContext, state: bytes | RestoredFiles | None) -> None:
+        self.context = context
+        if state is not None:
+            assert isinstance(state, RestoredFiles)
+            assert state.folder == context.state_folder
+        self._database = sqlite3.connect(context.state_folder / "numbers.db", isolation_level=None)
+        self._database.execute("CREATE TABLE IF NOT EXISTS numbers (number INTEGER PRIMARY KEY, text TEXT)")
+        numbers = [row[0] for row in self._database.execute("SELECT number FROM numbers ORDER BY number")]
+        assert numbers == list(range(1, len(numbers) + 1))
+        self.last = len(numbers)
+
+    def handle_event(self, event: object) -> None:
+        before = self.last
+        super().handle_event(event)
+        if self.last != before:
+            self._database.execute("INSERT INTO numbers VALUES (?, ?)", (self.last, "x" * 1000))
+
+    def snapshot_state(self, checkpoint_id: int) -> StateFiles:  # type: ignore[override]
+        folder = self.context.snapshot_folder(checkpoint_id)
+        copy = sqlite3.connect(folder / "numbers.db")
+        self._database.backup(copy)
+        copy.close()
+        return StateFiles(folder, immutable=())
+
+
+def test_a_database_survives_a_task_an_application_and_a_savepoint(spark: SparkSession, tmp_path: Path) -> None:
+    """H190 to H193."""
     config = SidecarConfig(storage=tmp_path / "storage")
     first = CountingCoordinator()
     with Sidecar(spark, config) as sidecar:
         handle = sidecar.coordinate("op", first, parallelism=2, mode=STREAMING)
-        with running(action_of(spark, handle, 2, InFiles)):
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, InADatabase))) as outcome:
             first.wait_for(ready(2))
-            first.send_numbers(0, 5)
-            first.wait_until_seen(0, 5)
+            first.send_numbers(0, 300)
+            first.wait_until_seen(0, 300)
             sidecar.checkpoint()
-            sidecar.release("op")
-    second = CountingCoordinator()
-    with Sidecar(spark, config) as sidecar:
-        handle = sidecar.coordinate("op", second, parallelism=2, mode=STREAMING)
-        with running(lambda: sidecar.run(action_of(spark, handle, 2, InFiles))) as outcome:
-            second.wait_for(ready(2))
-            second.send_numbers(0, 3)
-            second.wait_until_seen(0, 8)
-            second.stop_all()
-            second.wait_for(completed(1))  # the last one, with the last states, which their tasks have stored
-    assert outcome == [[(0, 8), (1, 0)]]
-    assert second.wrong == []
+            first.send_numbers(0, 2)
+            first.wait_until_seen(0, 302)
+            first.tell(0, "die")
+            first.wait_for(ready(3))
+            first.send_numbers(0, 5)
+            first.wait_until_seen(0, 305)
+            saved = sidecar.savepoint("op", directory=str(tmp_path / "savepoints"))
+            first.send_numbers(0, 5)
+            first.wait_until_seen(0, 310)
+            first.stop_all()
+    assert outcome == [[(0, 310), (1, 0)]]
+    assert first.wrong == []
+
+    check_continues(spark, tmp_path / "storage", "latest", 310)
+    check_continues(spark, tmp_path / "elsewhere", CheckpointFile(saved), 305)
+
+
+def check_continues(spark: SparkSession, storage: Path, restore: Any, last: int) -> None:
+    coordinator = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=storage)) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING, restore=restore)
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, InADatabase))) as outcome:
+            coordinator.wait_for(ready(2))
+            coordinator.send_numbers(0, 1)
+            coordinator.send_numbers(1, 1)
+            coordinator.wait_until_seen(0, last + 1)
+            coordinator.wait_until_seen(1, 1)
+            sidecar.checkpoint()
+            coordinator.stop_all()
+    assert outcome == [[(0, last + 1), (1, 1)]]
+    assert coordinator.wrong == []
 
 
 def test_without_a_storage_the_task_says_what_to_set(spark: SparkSession) -> None:

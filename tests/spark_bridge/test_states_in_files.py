@@ -19,12 +19,16 @@ import pytest
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.barrier_tracker.pending import files_of
 from protocol.file_retention import FileOrigin, origin_of
+from protocol.wire.messages import RestoreMode
 from protocol.wire.state_handles import StateHandle
 from spark_bridge.command import main
+from spark_bridge.driver.config import SidecarConfig, StorageDetails
+from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.storage import CheckpointStorage, StorageError, read_file
 from spark_bridge.storage.files import Files
 from spark_bridge.storage.operator_states import OperatorStates
 from spark_bridge.storage.state_files.folder import StateFolder
+from tests.spark_bridge.simulated_driver import SimulatedDriver
 from tests.spark_bridge.states_in_files import Application, an_application, content_of, missing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +128,7 @@ async def test_an_older_application_deletes_nothing_any_more(tmp_path: Path) -> 
 
         application.on_store = take_over
         kept: list[tuple[str, ...]] = []
-        application.on_completed = lambda: kept.append(application.files())  # type: ignore[method-assign]
+        application.on_completed = lambda: kept.append(application.files())
         await application.completed_checkpoint()
         await application.advance(100.0)
         assert application.files() == kept[0]
@@ -585,3 +589,16 @@ def test_the_command_tells_of_files_without_their_savepoint(used: Path, capsys: 
     status, out = told(capsys, str(used / "saved"))
     assert status == 0
     assert f"{savepoint.with_suffix('.state')}: no savepoint has these files" in out
+
+
+async def test_the_drivers_credentials_of_the_storage_stay_with_the_driver(tmp_path: Path) -> None:
+    """They may delete everything, and Spark's closures go to every executor."""
+    options = {"auto_mkdir": True}
+    for task_options in (None, {"use_listings_cache": False}):
+        details = StorageDetails(options=options, task_options=task_options)
+        config = SidecarConfig(storage=tmp_path / "storage", storage_details=details)
+        async with SidecarRuntime(SimulatedDriver(), config) as runtime:
+            handle = await runtime.coordinate("op", parallelism=1, mode=RestoreMode.STREAMING)
+            states = handle.endpoint.state_storage
+        assert states is not None
+        assert states.options == task_options
