@@ -36,14 +36,16 @@ from headgate import (
 )
 from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import running_operator
-from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
 from protocol.wire.codec import encode_event
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import encode_state
 from spark_bridge.common.endpoint import TaskEndpoint
-from spark_bridge.primitives.chain import Chain
+from spark_bridge.primitives.chain import Chain, composed
+from spark_bridge.primitives.counters import book as counters_book
+from spark_bridge.primitives.counters.book import BUCKETS_A_STEP, Book, bucket_of
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.counters.task import CountersPart
 from spark_bridge.primitives.group.arrays import direct_bytes
@@ -52,6 +54,7 @@ from spark_bridge.primitives.group.messages import (
     Broken,
     Call,
     Fetch,
+    GiveUp,
     Join,
     Leave,
     Question,
@@ -63,6 +66,8 @@ from spark_bridge.primitives.group.messages import (
 from spark_bridge.primitives.group.ring import Ring
 from spark_bridge.primitives.group.task import GroupPart, free_address
 from spark_bridge.primitives.permits import driver as permits_driver
+from spark_bridge.primitives.permits.schedule import RateSchedule
+from spark_bridge.primitives.permits.task import PermitsPart, PermitUse
 from spark_bridge.primitives.shared_value import driver as shared_driver
 from spark_bridge.primitives.shared_value.files import ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
@@ -253,6 +258,9 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self.events: list[Any] = []
+        self.asked: list[Any] = []
+        self.admits = True
+        self.silent = False
         self._values: dict[tuple[int, int], Any] = {}
         self._together = Barrier(size)
 
@@ -269,7 +277,12 @@ class Meeting:
         self.events.append(parse_event(event))
 
     def _request(self, rank: int, event: Any, timeout_s: float) -> Any:
+        self.asked.append(event)
+        if self.silent:
+            raise TimedOut("no answer")
         match parse_request(event):
+            case Join() if not self.admits:
+                return Broken(1, "the driver says so").as_event()
             case Join(host, port):
                 assert (host, port > 0) == ("127.0.0.1", True)
                 return Admitted(1, rank, self.size, host, port, KEY, -1, 0).as_event()
@@ -557,3 +570,157 @@ async def test_the_first_use_of_a_task_is_corrected(asked: int, really: int, nex
         task = await world.launch_operator(0, call, [])
         await until_done(world, [task])
         assert task.outputs == [pytest.approx(next_at_s)]
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_an_operator_are_those_of_its_parts_that_have_some() -> None:
+    parts = [SharedValue("rules", 1), Permits("slots", concurrency=2), Group("train"), WorkQueue("tree", [])]
+    assert composed("op", OperatorCoordinator, parts).figures() == {"rules": {"version": 1}, "slots": {"in_use": 0}}
+
+
+# --- limits of counts ---------------------------------------------------------------------------------------------
+
+
+def test_a_value_in_one_bucket_too_many_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters_book, "BUCKETS_MAX", 3)
+    book = Book()
+    for name, value in (("a", 1.0), ("a", 2.0), ("b", 3.0), ("a", 1.0), ("b", 3.0)):
+        book.observe(name, value)
+    before = book.to_bytes()
+    for name, value in (("a", 4.0), ("b", 1.0), ("c", 1.0)):
+        with pytest.raises(ValueError, match=f"may have 3 buckets, .* '{name}' needs one more: observe under fewer"):
+            book.observe(name, value)
+        assert book.to_bytes() == before
+    book.check_names()
+    monkeypatch.setattr(counters_book, "BUCKETS_MAX", 2)
+    with pytest.raises(RemoteProtocolError, match="3 buckets of distributions, which are more than 2"):
+        book.check_names()
+
+
+def test_a_report_is_checked_in_steps_and_to_its_end() -> None:  # H157
+    book = Book()
+    for number in range(3 * BUCKETS_A_STEP):
+        book.observe("a", 1.1**number)
+    assert len(list(book.check_in_steps())) == book.buckets // BUCKETS_A_STEP > 1
+    book.observed["a"][4][bucket_of(1.0)] = -1
+    with pytest.raises(RemoteProtocolError, match="the distribution 'a' has impossible buckets"):
+        list(book.check_in_steps())
+
+
+# --- a member of a group alone ------------------------------------------------------------------------------------
+
+
+def test_what_a_member_has_kept_is_freed_when_the_next_generation_has_begun_or_its_task_ends() -> None:  # H104
+    part, freed = Meeting(1).part(0), list[str]()
+    part.enter()
+    part.keep(partial(freed.append, "of the first"))
+    part.leave(PeerLost(1, "a peer is gone"))
+    assert freed == []
+    part.enter()
+    assert freed == ["of the first"]
+    part.keep(partial(freed.append, "of the second"))
+    part.leave(None)
+    part.close()
+    part.close()
+    assert freed == ["of the first", "of the second"]
+
+
+@pytest.mark.parametrize("error", [PeerLost(1, "gone"), AttemptOver("superseded")])
+def test_a_loss_that_is_known_is_not_judged_again(error: Exception) -> None:  # H107
+    meeting = Meeting(1)
+    part = meeting.part(0)
+    asked = len(meeting.asked)
+    with pytest.raises(type(error)) as raised, part.judging(1):
+        raise error
+    assert raised.value is error
+    assert len(meeting.asked) == asked
+
+
+def test_one_that_is_told_of_a_loss_in_place_of_a_generation_leaves_and_raises_it() -> None:
+    meeting = Meeting(1)
+    meeting.admits = False
+    part = meeting.part(0)
+    with pytest.raises(PeerLost, match="the driver says so"):
+        part.enter()
+    (left,) = meeting.events
+    assert left.generation == 0
+    assert "the driver says so" in left.error
+
+
+@pytest.mark.parametrize("size", [1, direct_bytes(2)])
+def test_a_reduction_that_times_out_raises_that_and_gives_up(size: int) -> None:
+    meeting = Meeting(2)
+    part = meeting.part(0)
+    member = part.enter()
+    meeting.silent = True
+    with pytest.raises(TimedOut, match="did not make the same call within 60 s"):
+        member.all_reduce(np.zeros(size, np.uint8))
+    assert meeting.events == [GiveUp(1)] * 2, "the call and the reduction"
+    with pytest.raises(LocalProtocolError, match="an earlier call ended with TimedOut"):
+        member.barrier()
+
+
+def test_a_member_cannot_broadcast_from_a_rank_that_there_is_not() -> None:
+    member = Meeting(1).part(0).enter()
+    with pytest.raises(ValueError, match="root must be an int of at least 0, not -1"):
+        member.broadcast(1, root=-1)
+    with pytest.raises(ValueError, match="root must be a rank from 0 to 0, not 1"):
+        member.broadcast(1, root=1)
+    assert member.broadcast(1, root=0) == 1
+
+
+# --- permits ------------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_use_with_a_weight_the_driver_says_that_nothing_is_held_ahead() -> None:
+    half: Any = Permits("tokens", per_s=1000.0, burst=500).coordinator("op")
+    sent: list[Any] = []
+
+    async def send(subtask: int, event: Any, *, attempt: int, urgent: bool) -> None:
+        assert (subtask, attempt, urgent) == (3, 7, True)
+        sent.append(event)
+
+    half.context = half.clock = SimpleNamespace(gateways=SimpleNamespace(send=send), now=lambda: 0.0)
+    await half.handle_event_from_operator(3, 7, ["more", 4])
+    await half.handle_request(3, 7, ["acquire", 1, False, 60.0, 2])
+    await half.handle_event_from_operator(3, 7, ["more", 4])
+    assert sent == [["permits", [0.0] * 4], ["permits", None]]
+
+
+def test_a_task_that_is_told_so_asks_for_nothing_ahead_any_more() -> None:
+    line = SimpleNamespace(now=lambda: 0.0, more=[])
+    line.send_event_nowait = line.more.append
+    line.request = lambda payload, timeout_s: 0.0
+    part = PermitsPart("tokens", 500, False, True)
+    open_alone(part, line)
+    part.acquire(1, 60.0)
+    assert line.more == [["more", 2]]
+    part.handle_urgent(["permits", None])
+    part.acquire(1, 60.0)
+    assert line.more == [["more", 2]]
+
+
+def test_a_use_that_weighs_what_it_asked_for_says_nothing_to_the_driver() -> None:
+    sent: list[Any] = []
+    line = SimpleNamespace(now=lambda: 0.0, request=lambda payload, timeout_s: 0.0, send_event=sent.append)
+    part = PermitsPart("tokens", 500, False, False)
+    open_alone(part, line)
+    for weight in (5, 4):
+        with PermitUse(lambda: part, 5, 60.0) as used:
+            used.correct(weight)
+    assert sent == [["correct", 2, 5, 4]]
+
+
+def test_what_is_held_ahead_and_was_handed_out_under_other_rules_does_not_come_back() -> None:  # H111
+    schedule = RateSchedule(1000.0, 500)
+    before = [schedule.take(0.0) for _ in range(3)]
+    schedule.stop_sharing(0.0)
+    due = schedule.due(0.0, 500)
+    for one in before:
+        schedule.give_back(one)
+    assert schedule.due(0.0, 500) == due
+    after = schedule.take(0.0, 500)
+    assert schedule.shorten(after, 500) == after
+    assert schedule.due(0.0, 500) > due, "a use that weighed what it asked for gives nothing back"
