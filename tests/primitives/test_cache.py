@@ -681,7 +681,12 @@ def test_what_a_thread_has_to_say_waits_for_capacity() -> None:
 async def test_calls_of_one_loop_that_waited_for_another_one_are_hits() -> None:
     cache = Cache("geocode")
     _, _, parts = await tasks_alone(cache, 1)
-    await asyncio.gather(*(parts[0].get_async("a", lambda: "value", 60.0) for _ in range(10)))
+
+    async def make() -> str:
+        await anyio.sleep(0.01)
+        return "value"
+
+    await asyncio.gather(*(parts[0].get_async("a", make, 60.0) for _ in range(10)))
     parts[0].final_state()
     await anyio.wait_all_tasks_blocked()
     figures = cache.figures()

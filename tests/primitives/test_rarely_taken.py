@@ -321,6 +321,19 @@ def test_members_reduce_large_arrays_over_their_connections_and_close_them_when_
     assert meeting.events == [Leave(1, ""), Leave(1, "")]
 
 
+def test_each_collective_has_its_whole_time() -> None:
+    meeting = Meeting(2)
+    parts = [meeting.part(rank) for rank in range(2)]
+    members = in_threads(2, lambda rank: parts[rank].enter())
+    for _ in range(2):
+        in_threads(2, lambda rank: members[rank].all_reduce(np.zeros(1_000_000)))
+        for member in members:
+            assert member._ring is not None
+            member._ring._until = 0.0  # the time of this one is over
+    for part in parts:
+        part.leave(None)
+
+
 def test_a_member_that_waits_for_data_of_a_lost_one_raises_peer_lost_and_its_later_calls_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # H104 H176
