@@ -673,6 +673,21 @@ async def test_in_streaming_mode_items_count_until_a_checkpoint_after_them_is_co
     assert half._account.total == 60 * driver_half.ID_BYTES, "the ids stay"
 
 
+async def test_a_reset_charges_what_its_subtask_does_again_and_nothing_of_others() -> None:  # H153 H157
+    half, readers = await a_bounded_half(20_000, RestoreMode.STREAMING)
+    readers.running = {0: [0], 1: [0]}
+    await half.handle_source_event(0, 0, adding((1, 0, "x" * 300), wanted=1))
+    await half.handle_source_event(1, 0, adding((2, 0, "x" * 300), wanted=1))
+    both = half._account.total
+    assert readers.by_subtask == {0: [1], 1: [2]}
+    for subtask in (0, 1):
+        await half.handle_source_event(subtask, 0, adding(finished=(subtask + 1,)))
+        await half.snapshot_state(subtask + 1)
+    await half.subtask_reset(0, 0)
+    await half.notify_checkpoint_complete(2)
+    assert half._account.total == both // 2 + driver_half.ID_BYTES, "one is in work again, and the other one is done"
+
+
 async def test_a_task_is_given_no_more_than_it_holds_at_a_time_whatever_it_wants() -> None:  # H157
     half, readers = await a_bounded_half(10**6, roots=range(1000))
     await half.handle_source_event(0, 0, adding(wanted=2**62))
