@@ -684,6 +684,69 @@ def test_a_member_cannot_broadcast_from_a_rank_that_there_is_not() -> None:
     assert member.broadcast(1, root=0) == 1
 
 
+class Stub:
+    """Stands for a class of another library's module, and notes what is called, with its numbers."""
+
+    port = 1234
+
+    def __init__(self, notes: list[str], name: str) -> None:
+        self._notes, self._name = notes, name
+
+    def __call__(self, *_: Any) -> Stub:
+        return self
+
+    def __enter__(self) -> Stub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._notes.append(f"{self._name} left")
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> dict[str, Any]:
+            self._notes.append(" ".join([self._name, name, *(str(one) for one in arguments if type(one) is int)]))
+            return {}
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("library", "rank", "steps"),
+    [
+        ("xgboost", 0, "tracker arguments|broadcast|worker begin|work|worker end|worker left|barrier|tracker free"),
+        ("xgboost", 1, "broadcast|worker begin|work|worker end|worker left|barrier"),
+        ("torch", 0, "broadcast|group begin 1234|work|barrier|group end|group left"),
+        ("torch", 1, "broadcast|group begin 1234|work|barrier|group end|group left"),
+    ],
+)
+def test_members_enter_another_library_together_and_wait_for_each_other_before_they_free_anything(
+    library: str, rank: int, steps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H104
+    from spark_bridge.primitives.group import torch_group, xgboost_group
+
+    notes: list[str] = []
+    monkeypatch.setattr(xgboost_group, "Tracker", Stub(notes, "tracker"))
+    monkeypatch.setattr(xgboost_group, "Worker", Stub(notes, "worker"))
+    monkeypatch.setattr(torch_group, "check_installed", lambda: None)
+    monkeypatch.setattr(torch_group, "Store", Stub(notes, "store"))
+    monkeypatch.setattr(torch_group, "ProcessGroup", Stub(notes, "group"))
+    meeting = Meeting(1)
+    part = meeting.part(0)
+    member = part.enter()
+    member.rank, member.world_size = rank, 2
+
+    def call(kind: str, value: Any) -> tuple[Any, ...]:
+        notes.append(kind.partition("(")[0])
+        return (encode_event(1234 if library == "torch" else {}),)
+
+    monkeypatch.setattr(member, "_call", call)
+    with getattr(member, library)():
+        notes.append("work")
+        with pytest.raises(LocalProtocolError, match=r"inside guard\(\) already"), getattr(member, library)():
+            pass
+    assert notes == steps.split("|")
+    part.leave(None)
+
+
 # --- permits ------------------------------------------------------------------------------------------------------
 
 

@@ -519,6 +519,18 @@ async def test_an_attempt_whose_copy_has_returned_gets_nothing_until_that_has_fa
     assert readers.given == [(0, "a")]
 
 
+async def test_a_subtask_that_is_lost_while_it_waits_gets_nothing_until_its_next_attempt_asks() -> None:
+    half, readers = await a_half([], {0: [0], 1: [0]})
+    await half.handle_source_event(1, 0, adding((1, 0, "a"), wanted=1))
+    await half.handle_source_event(0, 0, report(wanted=1))
+    await half.add_splits_back([], 0)
+    await half.handle_source_event(1, 0, adding((2, 0, "b"), finished=(1,), wanted=1))
+    assert readers.by_subtask == {1: [1, 2]}
+    await half.handle_source_event(0, 1, report(wanted=1))
+    await half.handle_source_event(1, 0, adding((3, 0, "c")))
+    assert readers.by_subtask == {0: [3], 1: [1, 2]}
+
+
 async def test_the_copy_of_an_attempt_that_counts_gets_nothing() -> None:
     half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
     readers.running[0] = [1]

@@ -7,32 +7,40 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
-from enum import IntEnum
+from enum import Flag, IntEnum
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy
 import pytest
+from msgpack import packb
 
 from protocol import barrier_tracker as t
 from protocol.attempts import SubtaskFinished, SubtaskReady
 from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
 from protocol.barrier_tracker.tracker import BarrierTracker
+from protocol.describing import as_float, as_json, full_name
 from protocol.enumerations import OUTPUTS_MAX, CurrentEnumeration
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook, TaskOutcome
 from protocol.gateway import types as g
+from protocol.secret_names import unquoted
 from protocol.source_events import StreamBatch, parse_stream_batch, stream_batch_event
 from protocol.splits import SplitAssignmentTracker
 from protocol.wire import messages as m
+from protocol.wire.checkpoint_format import _ENVELOPE, _split_envelope
 from protocol.wire.codec import encode_report
 from protocol.wire.event_classes import event, find, learn_failures, learn_modules
 from protocol.wire.events import decode_event, decode_event_in_steps, encode_event, run_steps
 from protocol.wire.extension_types import ExtensionType
 from protocol.wire.extension_types import mark as encode_mark
+from protocol.wire.fragments import FragmentDecoder, encode_whole
 from protocol.wire.framing import WireLimits
 from protocol.wire.handshake import ServerHandshake
 from protocol.wire.keys import KeyRing
@@ -57,6 +65,9 @@ def test_a_view_of_a_run_counts_its_tasks_and_names_who_waits() -> None:  # H87
     assert [(held.subtask, held.task_attempt_id) for held in view.held] == [(0, 21)]
     assert (view.attempts, view.subtasks, view.tasks_started, view.missing) == (1, 1, 3, (1, 2))
     assert book.ledger.view_run("no such operator") is None
+    idle = Playbook().ledger.view_run("words")
+    assert idle is not None
+    assert (idle.stage_id, idle.attempts, idle.missing, idle.held) == (None, 0, (), ())
 
 
 def test_a_copy_that_lost_to_a_success_that_nobody_has_seen_yet_fails_nothing() -> None:
@@ -347,3 +358,110 @@ def test_the_error_for_an_unknown_class_says_why_it_was_not_sent() -> None:
         ValueError, match=r"because its class was not sent with it \(it is local\): define it in a module"
     ):
         find("a class that cannot be sent")
+
+
+# --- settings and texts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "timeout_s", "outcome"),
+    [
+        (None, None, None),
+        (0.5, None, g.HEARTBEAT_TIMEOUT_S),
+        (0.5, 1.0, 1.0),
+        (2.0, 4.0, 4.0),
+        (None, 1.0, r"heartbeat_interval_s must be given with heartbeat_timeout_s=1.0"),
+        (0.6, None, r"at most half of heartbeat_timeout_s \(1.0\), not 0.6"),
+        (2.1, 4.0, r"at most half of heartbeat_timeout_s \(4.0\), not 2.1"),
+    ],
+)
+def test_a_time_without_signs_of_life_is_at_least_twice_their_interval(
+    interval_s: float | None, timeout_s: float | None, outcome: float | str | None
+) -> None:
+    with pytest.raises(ValueError, match=outcome) if isinstance(outcome, str) else nullcontext():
+        made = g.GatewayLimits(heartbeat_interval_s=interval_s, heartbeat_timeout_s=timeout_s)
+        assert made.heartbeat_timeout_s == outcome
+
+
+def test_a_mode_is_named_by_its_lower_case_name() -> None:
+    assert [RestoreMode.named(mode) for mode in ("batch", RestoreMode.STREAMING)] == [*RestoreMode]
+    for wrong in ("BATCH", "stream", 0, 1, None):
+        with pytest.raises(ValueError, match=f"mode must be 'batch' or 'streaming', not {wrong!r}"):
+            RestoreMode.named(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("times", range(8))
+def test_a_text_is_unquoted_as_often_as_somebody_may_have_quoted_it_and_not_without_end(times: int) -> None:
+    text = quoted = "password=a b"
+    for _ in range(times):
+        quoted = quote(quoted)
+    assert (unquoted(quoted) == text) is (times <= 5)
+
+
+class BadValue:
+    """A value of a user whose methods fail."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    def __repr__(self) -> str:
+        return "<bad>"
+
+
+class BadMapping(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+class BadMeta(type):
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        raise RuntimeError("no module")
+
+
+def test_what_a_user_s_class_raises_is_not_met_where_its_values_are_shown() -> None:
+    assert as_float(BadValue()) != as_float(BadValue()), "not a number"
+    assert json.loads(as_json({"a": BadValue(), "b": 1.5, "c": BadMapping()})) == {"a": "NaN", "b": 1.5, "c": "{}"}
+    nested: Any = "innermost"
+    for _ in range(100):
+        nested = [nested]
+    shown = as_json([nested, BadValue()])
+    assert len(shown) < 1000
+    assert full_name(BadMeta("Odd", (), {})) == "Odd"
+
+
+# --- old and foreign bytes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chars", [1, 31, 32, 255, 256, 300])
+def test_a_held_event_of_before_names_its_part_in_whichever_length(chars: int) -> None:
+    name = "n" * chars
+    payload = _ENVELOPE + packb(name) + b"the event"
+    assert _split_envelope(payload) == (name, b"the event")
+    assert _split_envelope(b"the event") == ("", b"the event")
+    with pytest.raises(ValueError, match="the event of a part has no name"):
+        _split_envelope(_ENVELOPE + packb(chars) + b"the event")
+
+
+def test_a_small_message_may_come_in_any_pieces_beside_large_ones() -> None:
+    limits = WireLimits(fragment_bytes=256 * 1024)
+    small, large = (m.EventMessage(1, number, bytes(size)) for number, size in ((1, 10), (2, 600_000)))
+    data = b"".join(encode_whole(one, limits) for one in (small, large, small))
+    for step in (1, 3, 7, 1000):
+        decoder, met = FragmentDecoder(limits), list[Any]()
+        for first in range(0, len(data), step):
+            met += decoder.messages(data[first : first + step])
+        assert met == [small, large, small]
+
+
+def test_combinations_of_flags_are_members_too() -> None:
+    @event
+    class Kind(Flag):
+        A = 1
+        B = 2
+
+    both = Kind.A | Kind.B
+    assert 3 in Kind._value2member_map_
+    assert 1 in Kind._value2member_map_
+    assert 4 not in Kind._value2member_map_
+    assert decode_event(encode_event(both)) is both
