@@ -11,6 +11,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -734,17 +735,23 @@ def test_members_enter_another_library_together_and_wait_for_each_other_before_t
     member = part.enter()
     member.rank, member.world_size = rank, 2
 
-    def call(kind: str, value: Any) -> tuple[Any, ...]:
+    def answer(kind: str, value: Any) -> tuple[Any, ...]:
         notes.append(kind.partition("(")[0])
         return (encode_event(1234 if library == "torch" else {}),)
 
-    monkeypatch.setattr(member, "_call", call)
+    monkeypatch.setattr(member, "_call", answer)
     with getattr(member, library)():
         notes.append("work")
         with pytest.raises(LocalProtocolError, match=r"inside guard\(\) already"), getattr(member, library)():
             pass
     assert notes == steps.split("|")
+    part.task = cast("Any", SimpleNamespace(endpoint=replace(part.task.endpoint, certificate_sha256=b"x" * 32)))
+    with pytest.raises(LocalProtocolError, match=rf"{library}\(\) would send the data of this group over connections"):
+        getattr(member, library)()
     part.leave(None)
+    for call in (getattr(member, library), member.guard):
+        with pytest.raises(LocalProtocolError, match="this member cannot call any more"):
+            call()
 
 
 # --- permits ------------------------------------------------------------------------------------------------------

@@ -430,7 +430,7 @@ def test_what_a_user_s_class_raises_is_not_met_where_its_values_are_shown() -> N
     assert full_name(BadMeta("Odd", (), {})) == "Odd"
 
 
-# --- old and foreign bytes ----------------------------------------------------------------------------------------------
+# --- old and foreign bytes --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chars", [1, 31, 32, 255, 256, 300])
