@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -524,9 +525,10 @@ class Line:
         self.asked: list[Any] = []
         self.sent: list[Any] = []
         self.full = False
+        self.time = 100.0
 
     def now(self) -> float:
-        return 0.0
+        return self.time
 
     def request(self, payload: Any, timeout_s: float) -> Any:
         self.asked.append([*payload, timeout_s])
@@ -691,6 +693,34 @@ async def test_calls_of_one_loop_that_waited_for_another_one_are_hits() -> None:
     await anyio.wait_all_tasks_blocked()
     figures = cache.figures()
     assert (figures["gets_total"], figures["hits_total"], figures["hit_share"]) == (10, 9, 0.9)
+
+
+async def test_a_call_that_has_waited_for_another_one_asks_with_the_time_that_is_left() -> None:
+    line = Line(["compute"], ["value", encode_event("v")], ["compute"])
+    part = part_on(line)
+
+    async def fail() -> None:
+        await anyio.wait_all_tasks_blocked()
+        line.time += 5.0
+        raise ValueError("no such place")
+
+    for timeout_s, left_s in ((12.0, 7.0), (5.0, 0.0)):
+        calls = part.get_async("a", fail, 60.0), part.get_async("a", lambda: "own", timeout_s)
+        outcomes: list[Any] = [*await asyncio.gather(*calls, return_exceptions=True)]
+        assert isinstance(outcomes[0], ValueError)
+        assert outcomes[1] == "v"
+        assert line.asked[-1][2:] == [encode_event("a"), left_s]
+        part._local.clear()
+        line.answers.append(["value", encode_event("v")])
+
+
+@both_forms
+@pytest.mark.parametrize("bytes_over", [0, 1])
+def test_a_key_may_have_its_whole_length(get: Get, bytes_over: int) -> None:
+    key = "k" * (KEY_BYTES_MAX + bytes_over - len(encode_event("k" * KEY_BYTES_MAX)) + KEY_BYTES_MAX)
+    line = Line(["value", encode_event("v")])
+    with pytest.raises(ValueError, match="may have 32768 bytes, and this") if bytes_over else nullcontext():
+        assert get(part_on(line), key, lambda: "own") == "v"
 
 
 # --- the driver's half alone ------------------------------------------------------------------------------------------
