@@ -531,6 +531,28 @@ async def test_a_subtask_that_is_lost_while_it_waits_gets_nothing_until_its_next
     assert readers.by_subtask == {0: [3], 1: [1, 2]}
 
 
+@pytest.mark.parametrize("copies", [[0], [0, 1]])
+async def test_a_subtask_that_wants_nothing_any_more_gets_nothing(copies: list[int]) -> None:
+    half, readers = await a_half([], {0: copies, 1: [0]})
+    await half.handle_source_event(1, 0, adding((1, 0, "a"), wanted=1))
+    await half.handle_source_event(0, 0, report(wanted=1))
+    await half.handle_source_event(0, 0, report(wanted=0))
+    await half.handle_source_event(1, 0, adding((2, 0, "b")))
+    assert readers.by_subtask == {1: [1]}
+
+
+async def test_what_an_attempt_wants_is_not_forgotten_when_its_copy_has_returned_and_failed() -> None:
+    half, readers = await a_half([], {0: [0, 1], 1: [0]})
+    await half.handle_source_event(1, 0, adding((1, 0, "a"), wanted=1))
+    await half.handle_source_event(0, 1, report(wanted=1))
+    await half.handle_source_event(0, 0, report(last=True))
+    await half.handle_source_event(1, 0, adding((2, 0, "b")))
+    assert readers.by_subtask == {1: [1]}
+    readers.running[0] = [1]
+    await half.attempt_ended(0, 0, False)
+    assert readers.by_subtask == {0: [2], 1: [1]}
+
+
 async def test_the_copy_of_an_attempt_that_counts_gets_nothing() -> None:
     half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
     readers.running[0] = [1]

@@ -118,6 +118,7 @@ class World:
         self.no_ids: Exception | None = None  # raised by the storage if an id is requested
         self.discarded: list[int] = []
         self.completed: list[int] = []
+        self.shown: list[str] = []  # the steps that the engine's side is shown
         self.on_store: Method | None = None  # awaited in the storage, before the write
         self.on_discard: Method | None = None
         self.look = StageLook()  # the result of a look at the current run
@@ -140,6 +141,7 @@ class World:
             next_checkpoint_id=self._next_checkpoint_id,
             completed=self.completed.append,
             look_at_run=self._look_at_run,
+            observe=lambda step, now: self.shown.append(type(step).__name__),
         )
         self.tracker: ActorRef[TrackerMessage] = kit.system.spawn(
             lambda: BarrierTrackerActor(parts, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
