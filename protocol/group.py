@@ -524,7 +524,6 @@ class GroupMachine:
         return max(config.join_wait_s, config.start_wait_s) if self._expected else config.join_wait_s
 
     def _admit(self, effects: list[GroupEffect]) -> None:
-        self._enough_since = None
         self._expected.clear()
         chosen = list(islice(self._candidates.values(), self.config.max_size))  # the first to join
         members = tuple(sorted(chosen, key=lambda member: member.subtask))

@@ -46,7 +46,7 @@ from protocol.wire.handshake import ServerHandshake
 from protocol.wire.keys import KeyRing
 from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES, skim
 from protocol.wire.messages import RestoreMode
-from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
+from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 from tests.protocol.barrier_tracker_kit import A2, A, B, Dialogue, accepted, stored
 from tests.protocol.test_gateway import a_gateway, hear
 from tests.protocol.test_subtask import hear as hear_subtask
@@ -68,6 +68,22 @@ def test_a_view_of_a_run_counts_its_tasks_and_names_who_waits() -> None:  # H87
     idle = Playbook().ledger.view_run("words")
     assert idle is not None
     assert (idle.stage_id, idle.attempts, idle.missing, idle.held) == (None, 0, (), ())
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_two_attempts_the_one_whose_operator_has_ended_well_counts_if_its_success_is_not_told(winner: int) -> None:
+    book = Playbook(parallelism=1)
+    book.feed(job(), stage(tasks=1))
+    book.ready(10, 0)
+    book.feed(start(11, 0, number=1, speculative=True), reg(11, 0, number=1), opened(11))
+    assert book.feed(goodbye(10 + winner)) == []
+    loser = 1 - winner
+    assert book.feed(job_end()) == [
+        f"finish 0#{winner}",
+        f"kill {10 + loser}",
+        f"failed 0#{loser} SUPERSEDED",
+        "end run 1 well",
+    ]
 
 
 def test_a_copy_that_lost_to_a_success_that_nobody_has_seen_yet_fails_nothing() -> None:
