@@ -286,8 +286,7 @@ class GroupMachine:
     def waiting(self) -> int:
         """How many of those that wait could be admitted beside the members of the current generation."""
         current = self._current
-        if current is None or not current.inside:
-            return len(self._candidates)
+        assert current is not None, "its members ask"
         free = max(0, self.config.max_size - len(current.members))
         return sum(1 for _ in islice((one for one in self._candidates if one not in current.subtasks), free))
 

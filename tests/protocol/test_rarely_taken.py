@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import Flag, IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ import pytest
 from msgpack import packb
 
 from protocol import barrier_tracker as t
+from protocol.arguments import AT_LEAST_1, checked
 from protocol.attempts import SubtaskFinished, SubtaskReady
 from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
 from protocol.barrier_tracker.tracker import BarrierTracker
@@ -93,6 +95,28 @@ def test_a_copy_that_lost_to_a_success_that_nobody_has_seen_yet_fails_nothing() 
     book.ready(10, 1)
     lost = end(10, 1, TaskOutcome.KILLED, reason="another attempt succeeded")
     assert book.feed(lost) == ["failed 1#0 SUPERSEDED", "reset 1"]
+
+
+def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
+    """Whatever the ledger keeps of the engine is bounded, however long the application runs."""
+    book = Playbook(parallelism=1)
+
+    def sizes() -> dict[str, int]:
+        engine = book.ledger._engine
+        return {name: len(kept) for name, kept in vars(engine).items() if isinstance(kept, dict | set | list)}
+
+    def run(number: int) -> None:
+        book.feed(job(number, stages=(number,)), stage(number, tasks=1))
+        book.ready(number, 0, run=number)
+        book.feed(goodbye(number), end(number, 0, TaskOutcome.SUCCESS, stage=number), job_end(number))
+        book.wait(200.0)
+
+    for number in range(1, REMEMBERED_MAX + 3):
+        run(number)
+    before = sizes()
+    run(REMEMBERED_MAX + 3)
+    assert sizes() == before
+    assert before["job_seen_at"] == 0
 
 
 def test_only_the_most_recent_ids_are_remembered_and_one_that_comes_again_is_recent() -> None:
@@ -481,3 +505,21 @@ def test_combinations_of_flags_are_members_too() -> None:
     assert 1 in Kind._value2member_map_
     assert 4 not in Kind._value2member_map_
     assert decode_event(encode_event(both)) is both
+
+
+def test_an_argument_of_a_similar_type_arrives_as_the_annotated_one() -> None:
+    @checked()
+    def given_back(data: bytes, names: list[str], sizes: dict[str, int], pair: tuple[int, ...]) -> tuple[Any, ...]:
+        return data, names, sizes, pair
+
+    for data in (bytearray(b"a"), memoryview(b"a")):
+        found = given_back(data, ("x",), MappingProxyType({"a": 1}), (1,))  # type: ignore[arg-type]
+        assert found == (b"a", ["x"], {"a": 1}, (1,))
+        assert [type(one) for one in found] == [bytes, list, dict, tuple]
+
+
+def test_a_rule_for_a_parameter_that_there_is_not_is_refused() -> None:
+    with pytest.raises(TypeError, match="function has no parameter other, that"):
+
+        @checked(that=AT_LEAST_1, other=AT_LEAST_1)
+        def function(this: int) -> None: ...
