@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -766,17 +766,26 @@ async def test_of_several_values_that_arrive_the_first_one_stays_and_all_learn_i
     assert [await answer for answer in late] == [None, b"x"]
 
 
+async def test_an_operator_that_begins_later_reads_nothing_twice() -> None:  # H183
+    cache = Cache("geocode", values=lambda: Slow([], [(b"a", b"x"), (b"b", b"y")]))  # type: ignore[arg-type, return-value]
+    for _ in range(2):
+        driver, _, _ = await tasks_alone(cache, 1)
+        assert await (await asked(driver, ["get", 1, b"a"])) == ["value", b"x"]
+        assert (cache.figures()["entries"], cache.figures()["bytes"]) == (2, 2 * (256 + 2))
+        await driver.half.close()
+
+
 class Slow:
     """A port to a storage that writes when the test says so."""
 
     user: ValueUser
 
-    def __init__(self, store: list[tuple[bytes, bytes]]) -> None:
-        self._store = store
+    def __init__(self, store: list[tuple[bytes, bytes]], has: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self._store, self._has = store, has
 
     async def open(self, user: ValueUser) -> list[tuple[bytes, bytes]]:
         Slow.user = user
-        return []
+        return list(self._has)
 
     def append(self, key: bytes, value: bytes) -> None:
         self._store.append((key, value))

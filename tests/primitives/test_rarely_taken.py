@@ -34,11 +34,13 @@ from headgate import (
     SubtaskOperator,
     WorkQueue,
     chain,
+    concurrently,
 )
 from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import running_operator
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
+from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import encode_event
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
@@ -64,17 +66,19 @@ from spark_bridge.primitives.group.messages import (
     parse_event,
     parse_request,
 )
-from spark_bridge.primitives.group.ring import Ring
+from spark_bridge.primitives.group.ring import Ring, _send, _Stranger
 from spark_bridge.primitives.group.task import GroupPart, free_address
 from spark_bridge.primitives.permits import driver as permits_driver
 from spark_bridge.primitives.permits.schedule import RateSchedule
 from spark_bridge.primitives.permits.task import PermitsPart, PermitUse
 from spark_bridge.primitives.shared_value import driver as shared_driver
-from spark_bridge.primitives.shared_value.files import ValueFiles
+from spark_bridge.primitives.shared_value.files import FOLDER, ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
+from spark_bridge.primitives.waiting import finished
 from spark_bridge.subtask.parts import current_part
 from tests.primitives.histories import until_done
 from tests.primitives.stand_ins import open_alone
+from tests.spark_bridge.sinks.memory import MemorySink, Server
 
 pytestmark = pytest.mark.anyio
 
@@ -384,6 +388,34 @@ def test_a_ring_whose_neighbour_does_not_come_times_out_and_says_what_to_do(monk
         ring.connect(listener, [("127.0.0.1", 1)] * 2)
 
 
+def test_a_stranger_that_has_said_nothing_yet_stays_and_one_whose_connection_is_gone_does_not() -> None:  # H158
+    one, peer = socket.socketpair()
+    one.setblocking(False)
+    with one, peer:
+        stranger = _Stranger(one, Ring(0, 2, KEY, 1.0)._handshake(one))
+        assert stranger.read()
+        one.close()
+        assert not stranger.read()
+    with pytest.raises(ConnectionError, match="which does not read"):
+        _send(cast("socket.socket", SimpleNamespace(send=lambda data: len(data) - 1)), b"some bytes")
+
+
+def test_what_must_not_wait_says_so_if_it_does() -> None:
+    with pytest.raises(RuntimeError, match="an async function was suspended, although its waits block"):
+        finished(asyncio.sleep(0))
+
+
+def test_a_sink_of_failures_is_a_part_of_its_own_beside_the_stages() -> None:
+    async def work(record: Any) -> Any: ...
+
+    sink = MemorySink(Server(), "failed")
+    made = chain(work=concurrently(work, on_error=sink), write=MemorySink(Server(), "rows"))
+    assert made.stages == ("work", "write")
+    assert list(made.coordinators) == ["work", "work.failures", "write"]
+    assert list(made.beside) == ["work.failures"]
+    assert cast("Any", made.operators["work"]).func.failures_to == "work.failures"
+
+
 def test_an_address_is_free_and_that_of_a_simulated_task_is_none() -> None:
     host, port = free_address("127.0.0.1", 9)
     with socket.create_server((host, port)) as listener:
@@ -434,6 +466,27 @@ def test_counts_that_find_no_capacity_leave_with_the_next_report() -> None:  # H
 
 
 # --- shared values ------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_version_that_was_applied_is_not_the_one_that_is_waited_for() -> None:  # H110
+    half = shared_driver._Coordinator(SharedValue("rules", 1), "op")
+    half._context = cast("Any", SimpleNamespace(handles_restored=False))
+    applied = shared_driver._Applied(3, [])
+    applied.expect(half, [ExecutionAttempt("op", 0, 0, 7)])
+    half._waiting.append(applied)
+    for version, is_over in ((2, False), (3, True)):
+        asyncio.run(half.handle_event_from_operator(0, 0, ["applied", version]))
+        assert applied.is_over is is_over
+
+
+def test_a_folder_that_cannot_be_made_is_as_if_there_were_no_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = tmp_path / "blockmgr-1"
+    local.mkdir()
+    (local / FOLDER).write_text("a file is in the way")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(local))
+    assert ValueFiles.of_executor() is None
 
 
 def test_a_chunk_out_of_order_is_refused() -> None:
@@ -650,6 +703,11 @@ def test_a_loss_that_is_known_is_not_judged_again(error: Exception) -> None:  # 
         raise error
     assert raised.value is error
     assert len(meeting.asked) == asked
+    own = ValueError("its own")
+    with pytest.raises(ValueError, match="its own") as raised_too, part.judging(1):
+        raise own
+    assert raised_too.value is own
+    assert meeting.asked[asked:] == [Question(1).as_event()]
 
 
 def test_one_that_is_told_of_a_loss_in_place_of_a_generation_leaves_and_raises_it() -> None:
@@ -783,6 +841,28 @@ def test_a_task_that_is_told_so_asks_for_nothing_ahead_any_more() -> None:
     part.handle_urgent(["permits", None])
     part.acquire(1, 60.0)
     assert line.more == [["more", 2]]
+
+
+def test_a_task_whose_permit_would_come_too_late_asks_again_until_its_time_is_over() -> None:
+    time, answers, asked = [0.0], [None, None, 0.5], list[float]()
+
+    def request(payload: list[Any], timeout_s: float) -> float | None:
+        asked.append(payload[3])
+        return answers.pop(0)
+
+    def sleep(seconds: float) -> None:
+        time[0] += seconds
+
+    part = PermitsPart("tokens", 500, False, False)
+    line = SimpleNamespace(now=lambda: time[0], request=request, sleep=sleep, send_event=lambda event: None)
+    line.timed_out = TimedOut
+    open_alone(part, line)
+    part.acquire(1, 60.0)
+    assert asked[0] == 60.0 > asked[1] > asked[2] > 0.0
+    answers += [None] * 50
+    with pytest.raises(TimedOut):
+        part.acquire(1, 10.0)
+    assert len(answers) > 30
 
 
 def test_a_use_that_weighs_what_it_asked_for_says_nothing_to_the_driver() -> None:
