@@ -286,8 +286,7 @@ class GroupMachine:
     def waiting(self) -> int:
         """How many of those that wait could be admitted beside the members of the current generation."""
         current = self._current
-        if current is None or not current.inside:
-            return len(self._candidates)
+        assert current is not None, "its members ask"
         free = max(0, self.config.max_size - len(current.members))
         return sum(1 for _ in islice((one for one in self._candidates if one not in current.subtasks), free))
 
@@ -524,7 +523,6 @@ class GroupMachine:
         return max(config.join_wait_s, config.start_wait_s) if self._expected else config.join_wait_s
 
     def _admit(self, effects: list[GroupEffect]) -> None:
-        self._enough_since = None
         self._expected.clear()
         chosen = list(islice(self._candidates.values(), self.config.max_size))  # the first to join
         members = tuple(sorted(chosen, key=lambda member: member.subtask))

@@ -12,6 +12,7 @@ the reason.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections.abc
 import dataclasses
 import inspect
@@ -25,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -40,13 +42,15 @@ import headgate.testing
 import headgate.types
 from actors import cell
 from actors.coordination.host.context import Context
-from protocol.arguments import SHOWN_CHARS_MAX, check_settings, has_type
+from protocol.arguments import SHOWN_CHARS_MAX, has_type
 from protocol.describing import show
 from protocol.errors import EventEncodeError
+from protocol.wire.messages import RestoreMode
 from spark_bridge.command import main as command_main
 from spark_bridge.command import parser
 from spark_bridge.common import command_line
 from spark_bridge.subtask.parts import check_operator
+from tests.spark_bridge.sinks.memory import MemoryCommitter, MemorySink, Server
 
 MODULES = (
     headgate,
@@ -667,6 +671,21 @@ def test_a_wrong_option_is_refused_with_its_name_what_was_given_and_what_is_expe
         assert "must be" in said or "choose from" in said, said
 
 
+def must_not_be_called(*_: object) -> None:
+    raise AssertionError("what is wrong is refused before anything is called")
+
+
+async def start_with_committer(committer: type[MemoryCommitter]) -> None:
+    """Start the coordinator of a sink, as far as it uses the committer."""
+
+    class Sink(MemorySink):
+        def committer(self, context: Any) -> MemoryCommitter:
+            return committer(context, self)
+
+    context: Any = SimpleNamespace(mode=RestoreMode.STREAMING, operator_id="op", log=None)
+    await headgate.sinks.TwoPhaseSinkCoordinator(Sink(Server(), "rows")).start(context)
+
+
 ATTRIBUTES: dict[str, tuple[Callable[[str, Any], object], dict[str, list[Any]]]] = {
     "Task": (
         lambda name, value: setattr(blank(headgate.testing.Task), name, value),
@@ -696,8 +715,8 @@ ATTRIBUTES: dict[str, tuple[Callable[[str, Any], object], dict[str, list[Any]]]]
         {"name": ["", 5, b"x", "a" * 300], "atomic": [None, 1, "yes"]},
     ),
     "a subclass of TwoPhaseCommitter": (
-        lambda name, value: check_settings(
-            type("Committer", (headgate.sinks.TwoPhaseCommitter,), {name: value}), headgate.sinks.TwoPhaseCommitter
+        lambda name, value: asyncio.run(
+            start_with_committer(type("Committer", (MemoryCommitter,), {name: value, "open": must_not_be_called}))
         ),
         {"transient_errors": [OSError, [OSError], (int,), ("OSError",), None]},
     ),

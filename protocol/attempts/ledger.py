@@ -449,8 +449,7 @@ class AttemptLedger:
 
     def _seems_whole(self, record: OperatorRecord, fact: StatusReported) -> bool:
         run = record.run
-        if run is None:
-            return True
+        assert run is not None, "it is the operator's run in a stage of the job"
         running = any(fact.tasks.get(entry.task_attempt_id) is TaskState.RUNNING for entry in run.living())
         return not running and looks_whole(record, self._engine)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -30,6 +31,7 @@ from actors import (
     Terminated,
     WouldDeadlock,
 )
+from actors.cell import Watches
 from actors.testing import TestProbe, VirtualClock, deterministic_system, settle
 from tests.actors.actors_under_test import (
     Add,
@@ -203,6 +205,19 @@ async def test_unwatch_discards_a_signal_that_is_already_queued() -> None:
         gate.set()
         await settle()
     assert seen == ["unwatch", Stopping]
+
+
+@pytest.mark.parametrize("ends", ["unwatch", "end"])
+def test_an_actor_forgets_those_that_watch_it_no_more(ends: str) -> None:
+    """An actor that lives long may be watched by many that do not."""
+    target, watcher = (Watches(cast(Any, name), cast(Any, SimpleNamespace())) for name in ("target", "watcher"))
+    watcher.watch(target)
+    if ends == "unwatch":
+        watcher.unwatch(target)
+    else:
+        watcher.end(None)
+    assert not target._watchers
+    assert not watcher._watching
 
 
 class Dependent(Actor[str]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import pytest
@@ -26,6 +27,7 @@ from actors import (
     OnFull,
     Reply,
     Supervision,
+    WouldDeadlock,
 )
 from actors.testing import VirtualClock, deterministic_system, settle
 from tests.actors.actors_under_test import (
@@ -225,14 +227,25 @@ async def test_message_from_a_thread_to_a_full_mailbox_is_a_dead_letter() -> Non
     assert next((letter.message, letter.reason) for letter in letters) == (Add(2), DeadLetterReason.REFUSED)
 
 
-async def test_asking_oneself_with_a_full_mailbox_is_refused() -> None:
-    class Narcissus(Actor[int]):
-        async def receive(self, context: ActorContext[int], message: int) -> None:
+@pytest.mark.parametrize("how", ["send", "ask"])
+async def test_waiting_for_space_in_ones_own_mailbox_is_refused(how: str) -> None:
+    refused: list[tuple[str, type]] = []
+
+    class Narcissus(Actor[Any]):
+        async def receive(self, context: ActorContext[Any], message: Any) -> None:
             context.self_ref.tell(2)
-            with pytest.raises(MailboxFull, match="wait forever"):
-                await context.self_ref.send(3)
+            try:
+                if how == "send":
+                    await context.self_ref.send(3)
+                else:
+                    await context.self_ref.ask(lambda reply: reply, timeout_s=60.0)
+            except MailboxFull as error:
+                refused.append((str(error), type(error.__cause__)))
             context.stop()
 
     async with running_system() as system:
         system.spawn(Narcissus, mailbox=MailboxConfig(1)).tell(1)
         await settle()
+    ((text, cause),) = refused
+    assert "its own handler would wait forever" in text
+    assert cause is WouldDeadlock

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from headgate import SubtaskContext, SubtaskOperator, WorkQueue, chain, concurre
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.errors import LocalProtocolError
 from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.state import encode_state
+from spark_bridge.primitives.work_queue.task import _HAND, WorkQueuePart
 from spark_bridge.subtask.coroutines.retry import Retry
 from tests.primitives.histories import disturb, in_turn, names, results, spread, until_done
+from tests.primitives.stand_ins import open_alone
 
 pytestmark = pytest.mark.anyio
 
@@ -334,3 +338,50 @@ async def test_what_an_earlier_input_has_in_flight_finishes_no_item_of_this_one(
         await until_done(world, [task])
     assert task.outputs == ["before", "one", "two", "three"]
     assert now.progress == (3, 3)
+
+
+async def test_others_get_what_a_function_that_returns_early_has_not_taken() -> None:  # H100
+    queue = WorkQueue("numbers", range(6), in_hand=3)
+
+    def take(items: Iterator[int]) -> Iterator[int]:
+        yield next(items)
+
+    stages = chain(take=queue, work=take)
+    async with running_operator(stages, parallelism=2, uses=[queue]) as world:
+        tasks = [await world.launch_operator(subtask) for subtask in range(2)]
+        await until_done(world, tasks)
+    assert [len(task.outputs) for task in tasks] == [1, 1]
+    assert len(set(results(tasks))) == 2
+
+
+async def test_an_item_that_comes_in_the_moment_of_a_cancellation_goes_back_to_the_hand() -> None:  # H100
+    posted: list[Callable[[], None]] = []
+    part = WorkQueuePart("numbers", 1, False)
+    open_alone(part, SimpleNamespace(now=lambda: 0.0, post=posted.append))
+    part._hand.append((7, 0, "item"))
+    waits = asyncio.get_running_loop().create_task(part._next_on_loop(None))
+    await asyncio.sleep(0)
+    posted.pop()()  # its thread gives it the item
+    asyncio.get_running_loop().call_soon(waits.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    assert list(part._in_loops) == [7]
+    posted.pop()()
+    assert (list(part._hand), part._in_loops) == ([(7, 0, "item")], {})
+
+
+def test_states_of_subtasks_without_items_are_no_items() -> None:
+    part = WorkQueuePart("numbers", 1, False)
+    assert part.merge_states({0: b"", 1: b""}) == b""
+    state = encode_state(_HAND, {"items": [[7, 0, "item"]], "begun": [8]})
+    assert part.merge_states({0: b"", 1: state, 2: b""}) == state
+
+
+def test_what_the_result_of_an_earlier_input_has_found_is_not_added() -> None:
+    part = WorkQueuePart("numbers", 1, False)
+    open_alone(part, SimpleNamespace(now=lambda: 0.0))
+    part.add_found([[1, 0, "of an item that this input has not"]])
+    assert part._found == []
+    part.giving_out(7)
+    part.add_found([[1, 0, "of its own"]])
+    assert part._found == [(1, 0, "of its own")]

@@ -9,16 +9,21 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 import structlog.testing
 
-from headgate import Budget, CheckpointConfig, SubtaskContext
+from headgate import Budget, CheckpointConfig, FailureKind, FailureReason, SubtaskContext
 from headgate.errors import BudgetExhausted, GatewayFull, TimedOut
 from headgate.testing import running_operator
-from protocol.errors import AttemptOver, LocalProtocolError
+from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
+from spark_bridge.primitives.budget.book import UNITS
+from spark_bridge.primitives.budget.driver import CEILING
 from spark_bridge.primitives.budget.task import BudgetInTask, BudgetPart, Reservation
+from spark_bridge.storage import StorageError, StorageFenced
+from spark_bridge.storage.port import ValueUser
 from tests.primitives.histories import budget_history, passing_on, until_done, with_held_requests
-from tests.primitives.stand_ins import open_alone
+from tests.primitives.stand_ins import Recipient, bound, open_alone
 
 pytestmark = pytest.mark.anyio
 
@@ -309,3 +314,233 @@ async def test_a_coroutine_learns_why_nothing_was_reserved(outcome: Any) -> None
 def test_a_budget_in_a_task_has_nothing_of_the_driver() -> None:
     with pytest.raises(AttributeError, match="left of the budget 'usd' is for the driver"):
         BudgetInTask("usd").left  # noqa: B018
+
+
+# --- durable ----------------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """What a storage has of the budget, and a port to it that writes when the test says so."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+        self.waiting: dict[bytes, bytes] = {}
+        self.user: ValueUser | None = None
+        self.at_once = True
+
+    async def open(self, user: ValueUser) -> list[tuple[bytes, bytes]]:
+        assert self.user is None
+        self.user = user
+        return list(self.entries.items())
+
+    def append(self, key: bytes, value: bytes) -> None:
+        self.waiting[key] = value
+        if self.at_once:
+            asyncio.get_running_loop().call_soon(self.write)
+
+    def write(self) -> None:
+        entries, self.waiting = self.waiting, {}
+        self.entries |= entries
+        if self.user is not None and entries:
+            self.user.written(entries)
+
+    def close(self) -> None:
+        self.user = None
+
+
+class Half:
+    """The coordinator's half of one operator, without the actors around it."""
+
+    def __init__(self, budget: Budget, operator_id: str = "op") -> None:
+        self.half = budget.coordinator(operator_id)
+        self.clock = self
+        self.failures: list[Exception] = []
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def fail_job(self, cause: Exception) -> None:
+        self.failures.append(cause)
+
+    async def start(self) -> Half:
+        await self.half.start(self)  # type: ignore[arg-type]
+        return self
+
+    async def reserve(self, number: int, units: int) -> asyncio.Future[Any]:
+        return bound(await self.half.handle_request(0, 0, ["reserve", number, units * UNITS, 60.0]))
+
+    async def settle(self, number: int, units: int) -> None:
+        await self.half.handle_event_from_operator(0, 0, ["settle", number, units * UNITS])
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+def durable(store: Store, total: float) -> Budget:
+    return Budget("usd", total, values=lambda: store)  # type: ignore[arg-type, return-value]
+
+
+async def test_the_next_run_continues_with_what_is_left_of_a_durable_budget() -> None:  # H182
+    store = Store()
+    for run, total in enumerate((100, 100, 150)):
+        budget = durable(store, total)
+        op = await Half(budget).start()
+        assert budget.spent == 20 * run, "what really was spent, when the run before ended well"
+        answer = await op.reserve(1, 30)
+        assert await answer == ""
+        await op.settle(1, 20)
+        await op.half.close()
+        assert int(store.entries[CEILING]) == (20 * run + 20) * UNITS
+    killed = durable(store, 150)
+    op = await Half(killed).start()
+    assert await (await op.reserve(1, 50)) == ""
+    store.close()
+    again = durable(store, 150)
+    await Half(again).start()
+    assert 110 <= again.spent <= 110 + 150 / 50, "what was reserved may be spent"
+
+
+async def test_nothing_is_reserved_before_the_storage_has_a_ceiling_for_it() -> None:  # H182
+    store = Store()
+    budget = durable(store, 100)
+    op = await Half(budget).start()
+    store.at_once = False
+    answer = await op.reserve(1, 30)
+    await turns()
+    assert (answer.done(), budget.reserved) == (False, 0)
+    store.write()
+    assert await answer == ""
+    assert int(store.entries[CEILING]) >= 30 * UNITS
+    await op.settle(1, 0)
+    assert int(store.waiting[CEILING]) <= 100 * UNITS / 50, "it comes down again"
+    answer = await op.reserve(2, 30)
+    await turns()
+    assert not answer.done(), "the lower one of both may be the one that is written"
+    store.write()
+    store.write()
+    assert await answer == ""
+
+
+async def test_operators_that_share_a_durable_budget_read_it_once_and_the_last_one_writes_what_is_spent() -> None:
+    store = Store()
+    budget = durable(store, 100)
+    one, other = await Half(budget, "one").start(), await Half(budget, "other").start()
+    assert await (await one.reserve(1, 30)) == ""
+    assert await (await other.reserve(1, 30)) == ""
+    await one.half.close()
+    assert store.user is not None
+    assert (budget.spent, budget.reserved) == (30, 30), "what one had reserved may be spent"
+    await other.settle(1, 5)
+    await other.half.close()
+    assert int(store.entries[CEILING]) == 35 * UNITS
+    later = await Half(budget, "later").start()
+    assert (budget.spent, budget.left) == (35, 65)
+    assert store.user is not None
+    await later.half.close()
+
+
+async def test_what_is_spent_never_falls_although_an_earlier_end_is_written_late() -> None:  # H182
+    store = Store()
+    store.entries[CEILING] = b"%d" % (90 * UNITS)
+    store.waiting[CEILING] = b"%d" % (10 * UNITS)  # an end that has given up waiting for its write
+    budget = durable(store, 100)
+    await Half(budget).start()
+    store.write()
+    assert (budget.spent, int(store.entries[CEILING])) == (90, 90 * UNITS)
+
+
+async def test_an_end_waits_for_what_was_spent_to_be_written_and_not_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    budget = durable(store, 100)
+    op = await Half(budget).start()
+    assert await (await op.reserve(1, 30)) == ""
+    await op.settle(1, 10)
+    store.at_once = False
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(op.half.close)
+        await anyio.wait_all_tasks_blocked()
+        assert store.user is not None, "it waits"
+        store.write()  # of before
+        store.write()
+    assert int(store.entries[CEILING]) == 10 * UNITS
+    op = await Half(budget).start()
+    monkeypatch.setattr("spark_bridge.primitives.budget.driver.LAST_WRITE_S", 0.001)
+    with structlog.testing.capture_logs() as lines:
+        await op.half.close()
+    assert [line["event"] for line in lines] == ["what was spent not written, so the next run finds a ceiling"]
+    assert store.user is None
+
+
+async def test_a_late_write_of_an_earlier_operator_is_not_taken_for_one_of_the_present_one() -> None:
+    store = Store()
+    budget = durable(store, 100)
+    op = await Half(budget).start()
+    store.at_once = False
+    answer = await op.reserve(1, 30)
+    await turns()
+    assert store.user is not None
+    store.user.written({CEILING: b"%d" % (90 * UNITS)})
+    await turns()
+    assert not answer.done()
+    assert store.user.value_of(CEILING) == b"%d" % (90 * UNITS), "for the merge of files: what is in the storage"
+    store.write()
+    assert await answer == ""
+
+
+async def test_only_a_storage_that_another_program_has_taken_fails_the_jobs() -> None:
+    store = Store()
+    budget = durable(store, 100)
+    ops = [await Half(budget, name).start() for name in ("one", "other")]
+    assert store.user is not None
+    store.user.failed(StorageError("full"))
+    assert [op.failures for op in ops] == [[], []], "the port tries again"
+    fenced = StorageFenced("another program has it")
+    store.user.failed(fenced)
+    assert [op.failures for op in ops] == [[fenced], [fenced]]
+
+
+async def test_a_number_that_was_used_is_refused() -> None:
+    op = await Half(Budget("usd", 100.0)).start()
+    await op.reserve(1, 30)
+    with pytest.raises(RemoteProtocolError, match="has asked already"):
+        await op.reserve(1, 30)
+
+
+async def test_a_reservation_passes_over_one_that_waits_no_more_although_nothing_was_heard_of_it() -> None:  # H176
+    budget = Budget("usd", 100.0)
+    op, gone = await Half(budget).start(), Recipient()
+    assert await (await op.reserve(1, 90)) == ""
+    bound(await op.half.handle_request(0, 0, ["reserve", 2, 50 * UNITS, 60.0]), gone)
+    last = await op.reserve(3, 80)
+    gone.over = True
+    await op.half.handle_event_from_operator(0, 0, ["refund", 1])
+    assert await last == ""
+    assert (gone.answered.done(), budget.reserved) == (False, 80)
+
+
+async def test_the_figures_are_those_of_the_book() -> None:
+    budget = Budget("usd", 100.0)
+    op = await Half(budget).start()
+    answers = [await op.reserve(number, 30) for number in range(1, 5)]
+    await op.settle(1, 35)
+    await op.half.handle_event_from_operator(0, 0, ["refund", 2])
+    waits = await op.reserve(5, 40)
+    assert [await answer for answer in answers] == ["", "", "", ""]
+    assert not waits.done()
+    assert budget.figures() == {
+        "limit": 100.0,
+        "left": 5.0,
+        "reserved": 60.0,
+        "spent_total": 35.0,
+        "lost_total": 0.0,
+        "above_total": 5.0,
+        "waiting": 1,
+    }
+    await op.half.subtask_failed(0, 0, FailureReason(FailureKind.KILLED, "killed by the test"))
+    assert await waits is None
+    assert (budget.figures()["lost_total"], budget.figures()["waiting"]) == (60.0, 0)
+    await op.half.close()

@@ -93,6 +93,25 @@ def test_nothing_is_reserved_beyond_the_ceiling_that_is_written() -> None:  # H1
     book.check_invariants()
 
 
+@pytest.mark.parametrize(("total", "cost", "most"), [(10_000, 1, 250), (1_000, 50, 45)])
+def test_a_ceiling_is_written_seldom(total: int, cost: int, most: int) -> None:
+    """Each write is one to the storage: many small uses share one, and a large one has one or two."""
+    book, writes = BudgetBook(total), 0
+    book.restore(0)
+    for number in range(total // cost):
+        ticket = Ticket(A.asker, number)
+        effects = book.ask(ticket, cost, inf, 0.0)
+        effects += book.settle(ticket, cost, 0.0)
+        while (ceiling := book.wanted_ceiling()) is not None:
+            writes += 1
+            book.ceiling = ceiling
+            effects += book.serve(0.0)
+            effects += book.settle(ticket, cost, 0.0)
+        assert effects == [Reserved(ticket)]
+    assert (book.spent, book.ceiling) == (total, total)
+    assert writes <= most
+
+
 def test_a_total_that_was_raised_leaves_more_and_one_below_what_is_spent_leaves_nothing() -> None:
     for total, left in ((80, 30), (30, 0)):
         book = BudgetBook(total)
@@ -115,6 +134,9 @@ def test_amounts_are_exact_to_a_billionth() -> None:
 
 
 # --- random histories -------------------------------------------------------------------------------------------------
+
+
+ASKERS = [Asker(f"op {one % 2}", one, 7 - one) for one in range(4)]
 
 
 class World:
@@ -140,8 +162,10 @@ class World:
 
     def carry_out(self, effects: list[BudgetEffect]) -> None:
         for effect in effects:
+            is_first = next(iter(self.waiting)) == effect.ticket
             amount = self.waiting.pop(effect.ticket)
             if isinstance(effect, Reserved):
+                assert is_first, "one that came later is served before one that still waits"
                 self.reserved[effect.ticket] = amount
             elif isinstance(effect, Exhausted):
                 assert self.book.spent + amount > self.total
@@ -161,16 +185,18 @@ class World:
         ticket = chance.choice(list(self.reserved)) if self.reserved else None
         if what < 0.5:
             self.numbers += 1
-            new = Ticket(Asker("op", chance.randrange(3), 0), self.numbers)
+            new = Ticket(chance.choice(ASKERS), self.numbers)
             self.waiting[new] = chance.randint(1, max(1, self.total // 5))
             self.carry_out(self.book.ask(new, self.waiting[new], inf, 0.0))
         elif what < 0.6 and self.waiting:
             self.carry_out(self.book.give_up(chance.choice(list(self.waiting)), 0.0))
         elif what < 0.65:
-            asker = Asker("op", chance.randrange(3), 0)
-            for one in [one for one in self.reserved if one.asker == asker]:
+            asker = chance.choice(ASKERS)
+            place = chance.choice((asker, asker[:2], asker[:1]))
+            for one in [one for one in self.reserved if one.asker[: len(place)] == place]:
                 self.really_spent += self.reserved.pop(one)
-            self.carry_out(self.book.forget(0.0, *asker))
+            self.carry_out(self.book.forget(0.0, *place))
+            assert not [one for one in self.waiting if one.asker[: len(place)] == place]
         elif what < 0.75 and ticket:
             del self.reserved[ticket]
             self.carry_out(self.book.refund(ticket, 0.0))
@@ -205,6 +231,10 @@ def test_never_more_than_the_total_however_many_are_lost_and_whenever_the_driver
         assert book.spent == world.really_spent, f"seed {seed}"
         assert book.reserved == sum(world.reserved.values()), f"seed {seed}"
         assert book.spent + book.reserved <= world.total, f"seed {seed}"
+        assert (book.left, book.waiting) == (world.total - book.spent - book.reserved, len(world.waiting))
+        for ticket in (*world.waiting, *world.reserved):
+            with pytest.raises(ValueError, match="has asked already"):
+                book.ask(ticket, 1, inf, 0.0)
         if world.durable:
             assert book.spent + book.reserved <= world.stored, f"seed {seed}: more than was written"
             if world.chance.random() < 0.02:

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,17 +23,19 @@ from headgate import (
     CheckpointStorage,
     FailureKind,
     FailureReason,
-    Reply,
     SubtaskContext,
     event,
 )
-from headgate.errors import EventEncodeError, TimedOut
+from headgate.errors import EventEncodeError, RequestFailed, TimedOut
 from headgate.testing import running_operator
-from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
-from spark_bridge.primitives.cache.task import KEY_BYTES_MAX, VALUE_BYTES_MAX, CachePart
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.wire.codec import encode_event
+from spark_bridge.primitives.cache import task as module
+from spark_bridge.primitives.cache.task import KEY_BYTES_MAX, PUT_S, VALUE_BYTES_MAX, CachePart
 from spark_bridge.storage import StorageError, StorageSession
+from spark_bridge.storage.port import ValueUser
 from tests.primitives.histories import cache_history, passing_on, results, until_done, with_held_requests
-from tests.primitives.stand_ins import open_alone
+from tests.primitives.stand_ins import Recipient, bound, open_alone
 
 pytestmark = pytest.mark.anyio
 
@@ -376,10 +380,8 @@ class TaskAlone:
             raise AttemptOver("superseded")
         self._driver.requests.append(payload[0])
         reply = await self._driver.half.handle_request(*self._place, payload)
-        assert isinstance(reply, Reply)
-        answer = asyncio.get_running_loop().create_future()
-        waiting = _Recipient(answer)
-        reply._bind(waiting)  # type: ignore[arg-type]
+        waiting = Recipient()
+        answer = bound(reply, waiting)
         try:
             with anyio.fail_after(timeout_s):
                 return await answer
@@ -399,16 +401,6 @@ class TaskAlone:
 
     def timed_out(self, failure: str) -> TimedOut:
         return TimedOut(failure)
-
-
-class _Recipient:
-    def __init__(self, answer: asyncio.Future[Any]) -> None:
-        self._answer = answer
-        self.over = False
-
-    def answer(self, value: Any) -> None:
-        if not self._answer.done():
-            self._answer.set_result(value)
 
 
 async def tasks_alone(cache: Cache, count: int) -> tuple[Driver, list[TaskAlone], list[CachePart]]:
@@ -520,6 +512,342 @@ async def test_the_blocking_form_names_the_awaitable_one() -> None:
         LocalProtocolError, match=r"cache\.get\(\) would stop the event loop .* `await cache\.get_async"
     ):
         Cache("geocode").get("a", lambda: 1)
+
+
+# --- what a task keeps and tells, in both forms -----------------------------------------------------------------------
+
+
+class Line:
+    """As much of a task's context as the part needs: the driver answers as the test says."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = deque(answers)
+        self.asked: list[Any] = []
+        self.sent: list[Any] = []
+        self.full = False
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def request(self, payload: Any, timeout_s: float) -> Any:
+        self.asked.append([*payload, timeout_s])
+        answer = self.answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def request_async(self, payload: Any, timeout_s: float) -> Any:
+        return self.request(payload, timeout_s)
+
+    def send_event_nowait(self, event: Any) -> None:
+        if self.full:
+            raise GatewayFull("no capacity")
+        self.sent.append(event)
+
+    def send_event(self, event: Any) -> None:
+        self.sent.append(event)
+
+    def timed_out(self, failure: str) -> TimedOut:
+        return TimedOut(failure)
+
+
+def part_on(line: Line) -> CachePart:
+    part = CachePart("geocode")
+    open_alone(part, line)
+    return part
+
+
+def on_thread(part: CachePart, key: Any, make: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    return part.get(key, make, timeout_s)
+
+
+def on_loop(part: CachePart, key: Any, make: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    return asyncio.run(part.get_async(key, make, timeout_s))
+
+
+both_forms = pytest.mark.parametrize("get", [on_thread, on_loop])
+Get = Callable[..., Any]
+
+
+@both_forms
+def test_a_value_that_the_driver_has_is_asked_for_once_in_each_task(get: Get) -> None:
+    line = Line(["value", encode_event("v")])
+    part = part_on(line)
+    assert [get(part, "a", lambda: "another", 7.0) for _ in range(3)] == ["v"] * 3
+    assert line.asked == [["get", 1, encode_event("a"), 7.0]]
+
+
+@both_forms
+@pytest.mark.parametrize(("kept", "value"), [(None, "own"), (encode_event("the first one"), "the first one")])
+def test_a_value_that_was_computed_is_the_one_that_is_kept(get: Get, kept: Any, value: str) -> None:  # H183
+    line = Line(["compute"], kept)
+    part = part_on(line)
+    assert [get(part, "a", lambda: "own", 7.0) for _ in range(2)] == [value] * 2
+    assert line.asked[1:] == [["put", 1, encode_event("a"), encode_event("own"), PUT_S]]
+    assert line.sent == []
+
+
+@both_forms
+@pytest.mark.parametrize("error", [TimedOut("no answer"), RequestFailed("the driver has failed")])
+def test_a_value_that_was_not_kept_is_its_callers_and_another_one_may_compute_it(
+    get: Get, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line(["compute"], error, ["value", encode_event("later")])
+    part = part_on(line)
+    assert get(part, "a", lambda: "own") == "own"
+    assert line.sent == [["end", 1, False]]
+    assert f"a value was not kept, and may be computed again: {type(error).__name__}" in caplog.text
+    assert get(part, "a", lambda: "own") == "later", "it is asked for again"
+
+
+@both_forms
+@pytest.mark.parametrize("bytes_over", [0, 1])
+def test_a_value_of_the_largest_size_is_kept_and_a_larger_one_is_not(get: Get, bytes_over: int) -> None:
+    value = b"v" * (VALUE_BYTES_MAX + bytes_over - len(encode_event(b"v" * VALUE_BYTES_MAX)) + VALUE_BYTES_MAX)
+    line = Line(["compute"], None)
+    part = part_on(line)
+    assert get(part, "a", lambda: value) == value
+    assert line.sent == [["end", 1, True]] * bytes_over
+    assert len(line.answers) == bytes_over
+
+
+@both_forms
+def test_a_call_that_ends_without_a_value_says_so_and_raises_why(get: Get) -> None:
+    def fail() -> Any:
+        raise ValueError("no such place")
+
+    for number, answer, make, error in (
+        (1, TimedOut("no answer"), fail, TimedOut),
+        (2, ["compute"], fail, ValueError),
+        (3, ["compute"], object, EventEncodeError),
+    ):
+        line = Line(answer)
+        part = part_on(line)
+        with pytest.raises(error):
+            get(part, "a", make, 5.0)
+        assert line.sent == [["end", 1, False]], number
+    with pytest.raises(TimedOut, match="no value of the cache 'geocode' within 5 s: another task computes it"):
+        get(part_on(Line(TimedOut("no answer"))), "a", fail, 5.0)
+
+
+@pytest.mark.parametrize("is_coroutine", [True, False])
+def test_the_blocking_form_takes_nothing_that_has_to_be_awaited(is_coroutine: bool) -> None:
+    async def later() -> None: ...
+
+    class Later:
+        def __await__(self) -> Iterator[Any]:
+            yield
+
+    line = Line(["compute"])
+    with pytest.raises(LocalProtocolError, match=r"has to be awaited: use `await cache\.get_async"):
+        part_on(line).get("a", later if is_coroutine else Later, 60.0)
+    assert line.sent == [["end", 1, False]]
+
+
+@both_forms
+def test_a_task_keeps_the_values_that_it_has_wanted_lately(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(encode_event("a")) + len(encode_event("v"))
+    monkeypatch.setattr(module, "LOCAL_BYTES_MAX", 2 * size)
+    line = Line(*[["value", encode_event("v")]] * 6)
+    part = part_on(line)
+    for key in ("a", "b", "a", "c", "a", "c", "b", "c"):
+        get(part, key, lambda: "another")
+    assert [one[2] for one in line.asked] == [encode_event(key) for key in "abcb"]
+    assert part._local_bytes == 2 * size
+
+
+@both_forms
+def test_every_hit_in_a_task_reaches_the_driver(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HITS_TOLD", 3)
+    line = Line(["value", encode_event("v")])
+    part = part_on(line)
+    for _ in range(6):
+        get(part, "a", lambda: "another")
+    assert line.sent == [["hits", 3]]
+    assert part.final_state() == b""
+    assert line.sent == [["hits", 3], ["hits", 2]]
+    idle = Line()
+    part_on(idle).final_state()
+    assert idle.sent == []
+
+
+def test_what_a_thread_has_to_say_waits_for_capacity() -> None:
+    line = Line(TimedOut("no answer"))
+    line.full = True
+    with pytest.raises(TimedOut):
+        part_on(line).get("a", lambda: 1, 60.0)
+    assert line.sent == [["end", 1, False]]
+
+
+async def test_calls_of_one_loop_that_waited_for_another_one_are_hits() -> None:
+    cache = Cache("geocode")
+    _, _, parts = await tasks_alone(cache, 1)
+
+    async def make() -> str:
+        await anyio.sleep(0.01)
+        return "value"
+
+    await asyncio.gather(*(parts[0].get_async("a", make, 60.0) for _ in range(10)))
+    parts[0].final_state()
+    await anyio.wait_all_tasks_blocked()
+    figures = cache.figures()
+    assert (figures["gets_total"], figures["hits_total"], figures["hit_share"]) == (10, 9, 0.9)
+
+
+async def test_a_call_that_has_waited_for_another_one_asks_with_the_time_that_is_left() -> None:
+    line = Line(["compute"], ["value", encode_event("v")], ["compute"])
+    part = part_on(line)
+
+    async def fail() -> None:
+        await anyio.wait_all_tasks_blocked()
+        line.time += 5.0
+        raise ValueError("no such place")
+
+    for timeout_s, left_s in ((12.0, 7.0), (5.0, 0.0)):
+        calls = part.get_async("a", fail, 60.0), part.get_async("a", lambda: "own", timeout_s)
+        outcomes: list[Any] = [*await asyncio.gather(*calls, return_exceptions=True)]
+        assert isinstance(outcomes[0], ValueError)
+        assert outcomes[1] == "v"
+        assert line.asked[-1][2:] == [encode_event("a"), left_s]
+        part._local.clear()
+        line.answers.append(["value", encode_event("v")])
+
+
+@both_forms
+@pytest.mark.parametrize("bytes_over", [0, 1])
+def test_a_key_may_have_its_whole_length(get: Get, bytes_over: int) -> None:
+    key = "k" * (KEY_BYTES_MAX + bytes_over - len(encode_event("k" * KEY_BYTES_MAX)) + KEY_BYTES_MAX)
+    line = Line(["value", encode_event("v")])
+    with pytest.raises(ValueError, match="may have 32768 bytes, and this") if bytes_over else nullcontext():
+        assert get(part_on(line), key, lambda: "own") == "v"
+
+
+# --- the driver's half alone ------------------------------------------------------------------------------------------
+
+
+async def asked(driver: Driver, message: list[Any], recipient: Recipient | None = None) -> asyncio.Future[Any]:
+    return bound(await driver.half.handle_request(0, 0, message), recipient)
+
+
+async def test_a_number_that_was_used_and_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:  # H157
+    driver, _, _ = await tasks_alone(Cache("geocode"), 1)
+    await asked(driver, ["get", 1, b"a"])
+    with pytest.raises(RemoteProtocolError, match="has asked already"):
+        await asked(driver, ["get", 1, b"a"])
+    monkeypatch.setattr("spark_bridge.primitives.cache.book.LEASED_BYTES_MAX", 1)
+    with pytest.raises(LocalProtocolError, match="asks the cache 'geocode' for too many keys at the same time"):
+        await asked(driver, ["get", 2, b"b"])
+
+
+async def test_a_lease_passes_over_one_that_waits_no_more_although_nothing_was_heard_of_it() -> None:  # H176
+    driver, _, _ = await tasks_alone(Cache("geocode"), 1)
+    first = await asked(driver, ["get", 1, b"a"])
+    gone = Recipient()
+    await asked(driver, ["get", 2, b"a"], gone)
+    last = await asked(driver, ["get", 3, b"a"])
+    gone.over = True
+    assert await first == ["compute"]
+    await driver.half.handle_event_from_operator(0, 0, ["end", 1, False])
+    assert await last == ["compute"]
+    assert not gone.answered.done()
+
+
+async def test_of_several_values_that_arrive_the_first_one_stays_and_all_learn_it() -> None:  # H183
+    store: list[tuple[bytes, bytes]] = []
+    cache = Cache("geocode", values=lambda: Slow(store))  # type: ignore[arg-type, return-value]
+    driver, _, _ = await tasks_alone(cache, 1)
+    answers = [await asked(driver, ["put", number, b"a", value]) for number, value in ((1, b"x"), (2, b"y"), (3, b"x"))]
+    assert store == [(b"a", b"x")]
+    assert not any(answer.done() for answer in answers)
+    Slow.user.written(dict(store))
+    assert [await answer for answer in answers] == [None, b"x", None]
+    late = [await asked(driver, ["put", number, b"a", value]) for number, value in ((4, b"x"), (5, b"y"))]
+    assert [await answer for answer in late] == [None, b"x"]
+
+
+async def test_an_operator_that_begins_later_reads_nothing_twice() -> None:  # H183
+    cache = Cache("geocode", values=lambda: Slow([], [(b"a", b"x"), (b"b", b"y")]))  # type: ignore[arg-type, return-value]
+    for _ in range(2):
+        driver, _, _ = await tasks_alone(cache, 1)
+        assert await (await asked(driver, ["get", 1, b"a"])) == ["value", b"x"]
+        assert (cache.figures()["entries"], cache.figures()["bytes"]) == (2, 2 * (256 + 2))
+        await driver.half.close()
+
+
+class Slow:
+    """A port to a storage that writes when the test says so."""
+
+    user: ValueUser
+
+    def __init__(self, store: list[tuple[bytes, bytes]], has: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self._store, self._has = store, has
+
+    async def open(self, user: ValueUser) -> list[tuple[bytes, bytes]]:
+        Slow.user = user
+        return list(self._has)
+
+    def append(self, key: bytes, value: bytes) -> None:
+        self._store.append((key, value))
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("ends", ["written", "failed"])
+async def test_values_that_wait_for_the_storage_hold_back_those_that_come_after_them(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H157
+    monkeypatch.setattr("spark_bridge.primitives.cache.driver.ARRIVING_BYTES_MAX", 10)
+    store: list[tuple[bytes, bytes]] = []
+    driver, _, _ = await tasks_alone(Cache("geocode", values=lambda: Slow(store)), 1)  # type: ignore[arg-type, return-value]
+    await asked(driver, ["put", 1, b"a", b"x" * 10])
+    await asked(driver, ["put", 2, b"b", b"x"])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(asked, driver, ["put", 3, b"c", b"x"])
+        await anyio.wait_all_tasks_blocked()
+        assert [key for key, _ in store] == [b"a", b"b"]
+        if ends == "written":
+            Slow.user.written({b"a": b"x" * 10})
+        else:
+            Slow.user.failed(StorageError("full"))
+    assert [key for key, _ in store] == [b"a", b"b", b"c"]
+    assert len(driver.failures) == (ends == "failed")
+    if ends == "failed":
+        Slow.user.written({b"b": b"x"})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(asked, driver, ["put", 4, b"d", b"x"])
+            await anyio.wait_all_tasks_blocked()
+            assert [key for key, _ in store] == [b"a", b"b", b"c"], "it waits again"
+            Slow.user.written({b"a": b"x" * 10})
+
+
+async def test_all_figures_of_a_cache() -> None:
+    cache = Cache("geocode", bytes_max=2 * (256 + 2))
+    driver, _, _ = await tasks_alone(cache, 1)
+    assert cache.figures()["hit_share"] == 0.0
+    for number, key in enumerate((b"a", b"b", b"c"), 1):
+        await asked(driver, ["get", number, key])
+        await asked(driver, ["put", number, key, b"v"])
+    await asked(driver, ["get", 4, b"c"])
+    await asked(driver, ["get", 5, b"d"])
+    await asked(driver, ["get", 6, b"d"])
+    await asked(driver, ["get", 7, b"e"])
+    await driver.half.handle_event_from_operator(0, 0, ["end", 7, True])
+    await driver.half.handle_event_from_operator(0, 0, ["hits", 3])
+    assert cache.figures() == {
+        "hit_share": 0.5,
+        "gets_total": 10,
+        "hits_total": 4,
+        "waits_total": 1,
+        "computed_total": 5,
+        "lost_total": 1,
+        "too_large_total": 1,
+        "evicted_total": 1,
+        "entries": 2,
+        "bytes": 2 * (256 + 2),
+        "computing": 1,
+        "waiting": 1,
+    }
 
 
 # --- durable ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from random import Random
 
 import pytest
@@ -133,6 +134,16 @@ def test_an_attempt_cannot_make_the_driver_keep_keys_without_end(
     assert book.get(b"10", B, 0.0) == [Lease(B)], "others can"
     with pytest.raises(ValueError, match="has asked already"):
         book.get(b"x", B, 0.0)
+    put(book, B, b"v", b"10")
+    answered = Ticket(A.asker, 12)
+    assert book.get(b"10", answered, 0.0) == [Answer(answered, b"v")], "a value that is there takes nothing"
+
+
+def test_the_keys_of_an_attempt_take_what_is_allowed_and_no_byte_more() -> None:  # H157
+    for most, fits in ((ENTRY_BYTES + 3, True), (ENTRY_BYTES + 2, False)):
+        with pytest.MonkeyPatch.context() as patch, nullcontext() if fits else pytest.raises(OverflowError):
+            patch.setattr(module, "LEASED_BYTES_MAX", most)
+            assert CacheBook(10_000, LEASE_S).get(b"key", A, 0.0) == [Lease(A)]
 
 
 class History:
@@ -144,12 +155,13 @@ class History:
         self.now = 0.0
         self.number = 0
         self.keys = [b"%d" % number for number in range(self.random.randint(1, 6))]
-        self.askers = [Asker(f"op {one % 2}", one, one) for one in range(4)]
+        self.askers = [Asker(f"op {one % 2}", one, 7 - one) for one in range(4)]
         self.waiting: dict[Ticket, bytes] = {}
         self.leases: dict[Ticket, tuple[bytes, float]] = {}
         self.lost: dict[Ticket, bytes] = {}  # those that compute although their lease was taken
         self.arriving: dict[bytes, bytes] = {}
         self.first: dict[bytes, bytes] = {}  # the value that was put first since the key had none
+        self.counts = module.Counts()
 
     def carry_out(self, effects: Iterable[CacheEffect]) -> None:
         for effect in effects:
@@ -161,11 +173,15 @@ class History:
                 assert key not in {one for one, _ in self.leases.values()}, "two compute one value"
                 assert key not in self.arriving, "a value that was computed is computed again"
                 self.leases[ticket] = key, self.now + LEASE_S
+                self.counts.leases += 1
 
     def get(self) -> None:
         self.number += 1
         ticket, key = Ticket(self.random.choice(self.askers), self.number), self.random.choice(self.keys)
         self.waiting[ticket] = key
+        self.counts.gets += 1
+        self.counts.hits += key in self.book.values
+        self.counts.waits += key not in self.book.values and (key in self.arriving or key in self.book._leased)
         self.carry_out(self.book.get(key, ticket, self.now))
 
     def put(self) -> None:
@@ -217,7 +233,10 @@ class History:
         self.book.check_invariants()
         assert {key for key, _ in self.leases.values()} == set(self.book._leased)
         assert self.book.arriving == self.arriving
-        assert self.book.waiting == len(self.waiting)
+        assert (self.book.waiting, self.book.leased) == (len(self.waiting), len(self.leases))
+        counts = self.book.counts
+        assert (counts.gets, counts.hits) == (self.counts.gets, self.counts.hits)
+        assert (counts.waits, counts.leases) == (self.counts.waits, self.counts.leases)
         for key in self.waiting.values():
             assert key in self.arriving or key in self.book._leased, "one waits for nobody"
 

@@ -391,6 +391,18 @@ def test_a_guard_frees_what_waits_on_connections_that_were_opened_in_it_and_touc
         after_peer.close()
 
 
+def test_a_descriptor_that_means_another_socket_by_now_is_left_alone() -> None:  # H104
+    guard, acted = SocketGuard(frozenset()), list[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        opened = one.fileno(), os.fstat(one.fileno()).st_ino
+        before = len(os.listdir("/dev/fd"))
+        guard._on_one((opened[0], opened[1] + 1), acted.append)
+        assert acted == []
+        guard._on_one(opened, acted.append)
+        assert len(acted) == 1
+        assert len(os.listdir("/dev/fd")) == before
+
+
 def test_a_guard_that_is_left_leaves_no_thread_and_no_descriptor() -> None:
     before = set(os.listdir("/dev/fd"))
     guard = SocketGuard(frozenset())

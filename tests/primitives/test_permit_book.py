@@ -330,6 +330,25 @@ def test_a_ticket_that_waits_or_has_a_slot_is_not_taken_twice() -> None:
     assert book.release(A, 1) == [Grant(ticket(B), 0.0)]
 
 
+def test_one_that_has_its_slot_may_look_for_an_earlier_permit() -> None:  # H176
+    book = Book(per_s=1.0, slots=2)
+    book.ask(B, slot=True)
+    assert book.ask(A, slot=True) == [Grant(ticket(A), 1.0)]
+    book.give_up(B)
+    assert book.delay(A) == 0.0
+    assert book.book.in_use == 1
+
+
+def test_what_cannot_be_given_back_any_more_is_forgotten() -> None:
+    book = Book(per_s=1.0, burst=3)
+    for number in range(100):
+        book.ask(A, number)
+        book.now += 1.0
+    assert len(book.book._permits) <= 4
+    book.forget(A)
+    assert len(book.book._permits) <= 1
+
+
 # --- random histories -------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from struct import pack
@@ -33,17 +34,21 @@ from headgate import (
     SubtaskOperator,
     WorkQueue,
     chain,
+    concurrently,
 )
 from headgate.errors import PeerLost, RequestFailed, TimedOut
 from headgate.testing import running_operator
-from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook
+from protocol.ids import ExecutionAttempt
 from protocol.wire.codec import encode_event
 from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state import encode_state
 from spark_bridge.common.endpoint import TaskEndpoint
-from spark_bridge.primitives.chain import Chain
+from spark_bridge.primitives.chain import Chain, composed
+from spark_bridge.primitives.counters import book as counters_book
+from spark_bridge.primitives.counters.book import BUCKETS_A_STEP, Book, bucket_of
 from spark_bridge.primitives.counters.driver import CountersCoordinator
 from spark_bridge.primitives.counters.task import CountersPart
 from spark_bridge.primitives.group.arrays import direct_bytes
@@ -52,6 +57,7 @@ from spark_bridge.primitives.group.messages import (
     Broken,
     Call,
     Fetch,
+    GiveUp,
     Join,
     Leave,
     Question,
@@ -60,15 +66,19 @@ from spark_bridge.primitives.group.messages import (
     parse_event,
     parse_request,
 )
-from spark_bridge.primitives.group.ring import Ring
+from spark_bridge.primitives.group.ring import Ring, _send, _Stranger
 from spark_bridge.primitives.group.task import GroupPart, free_address
 from spark_bridge.primitives.permits import driver as permits_driver
+from spark_bridge.primitives.permits.schedule import RateSchedule
+from spark_bridge.primitives.permits.task import PermitsPart, PermitUse
 from spark_bridge.primitives.shared_value import driver as shared_driver
-from spark_bridge.primitives.shared_value.files import ValueFiles
+from spark_bridge.primitives.shared_value.files import FOLDER, ValueFiles
 from spark_bridge.primitives.shared_value.task import SharedValuePart
+from spark_bridge.primitives.waiting import finished
 from spark_bridge.subtask.parts import current_part
 from tests.primitives.histories import until_done
 from tests.primitives.stand_ins import open_alone
+from tests.spark_bridge.sinks.memory import MemorySink, Server
 
 pytestmark = pytest.mark.anyio
 
@@ -253,6 +263,9 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.size = size
         self.events: list[Any] = []
+        self.asked: list[Any] = []
+        self.admits = True
+        self.silent = False
         self._values: dict[tuple[int, int], Any] = {}
         self._together = Barrier(size)
 
@@ -269,7 +282,12 @@ class Meeting:
         self.events.append(parse_event(event))
 
     def _request(self, rank: int, event: Any, timeout_s: float) -> Any:
+        self.asked.append(event)
+        if self.silent:
+            raise TimedOut("no answer")
         match parse_request(event):
+            case Join() if not self.admits:
+                return Broken(1, "the driver says so").as_event()
             case Join(host, port):
                 assert (host, port > 0) == ("127.0.0.1", True)
                 return Admitted(1, rank, self.size, host, port, KEY, -1, 0).as_event()
@@ -306,6 +324,19 @@ def test_members_reduce_large_arrays_over_their_connections_and_close_them_when_
     for sockets in in_threads(2, work):
         assert [one.fileno() for one in sockets] == [-1, -1]
     assert meeting.events == [Leave(1, ""), Leave(1, "")]
+
+
+def test_each_collective_has_its_whole_time() -> None:
+    meeting = Meeting(2)
+    parts = [meeting.part(rank) for rank in range(2)]
+    members = in_threads(2, lambda rank: parts[rank].enter())
+    for _ in range(2):
+        in_threads(2, lambda rank: members[rank].all_reduce(np.zeros(1_000_000)))
+        for member in members:
+            assert member._ring is not None
+            member._ring._until = 0.0  # the time of this one is over
+    for part in parts:
+        part.leave(None)
 
 
 def test_a_member_that_waits_for_data_of_a_lost_one_raises_peer_lost_and_its_later_calls_fail(
@@ -355,6 +386,34 @@ def test_a_ring_whose_neighbour_does_not_come_times_out_and_says_what_to_do(monk
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, one, peer, pytest.raises(TimedOut, match="rank 1 of the group did not connect to rank 0 within"):
         ring.connect(listener, [("127.0.0.1", 1)] * 2)
+
+
+def test_a_stranger_that_has_said_nothing_yet_stays_and_one_whose_connection_is_gone_does_not() -> None:  # H158
+    one, peer = socket.socketpair()
+    one.setblocking(False)
+    with one, peer:
+        stranger = _Stranger(one, Ring(0, 2, KEY, 1.0)._handshake(one))
+        assert stranger.read()
+        one.close()
+        assert not stranger.read()
+    with pytest.raises(ConnectionError, match="which does not read"):
+        _send(cast("socket.socket", SimpleNamespace(send=lambda data: len(data) - 1)), b"some bytes")
+
+
+def test_what_must_not_wait_says_so_if_it_does() -> None:
+    with pytest.raises(RuntimeError, match="an async function was suspended, although its waits block"):
+        finished(asyncio.sleep(0))
+
+
+def test_a_sink_of_failures_is_a_part_of_its_own_beside_the_stages() -> None:
+    async def work(record: Any) -> Any: ...
+
+    sink = MemorySink(Server(), "failed")
+    made = chain(work=concurrently(work, on_error=sink), write=MemorySink(Server(), "rows"))
+    assert made.stages == ("work", "write")
+    assert list(made.coordinators) == ["work", "work.failures", "write"]
+    assert list(made.beside) == ["work.failures"]
+    assert cast("Any", made.operators["work"]).func.failures_to == "work.failures"
 
 
 def test_an_address_is_free_and_that_of_a_simulated_task_is_none() -> None:
@@ -407,6 +466,27 @@ def test_counts_that_find_no_capacity_leave_with_the_next_report() -> None:  # H
 
 
 # --- shared values ------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_version_that_was_applied_is_not_the_one_that_is_waited_for() -> None:  # H110
+    half = shared_driver._Coordinator(SharedValue("rules", 1), "op")
+    half._context = cast("Any", SimpleNamespace(handles_restored=False))
+    applied = shared_driver._Applied(3, [])
+    applied.expect(half, [ExecutionAttempt("op", 0, 0, 7)])
+    half._waiting.append(applied)
+    for version, is_over in ((2, False), (3, True)):
+        asyncio.run(half.handle_event_from_operator(0, 0, ["applied", version]))
+        assert applied.is_over is is_over
+
+
+def test_a_folder_that_cannot_be_made_is_as_if_there_were_no_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = tmp_path / "blockmgr-1"
+    local.mkdir()
+    (local / FOLDER).write_text("a file is in the way")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(local))
+    assert ValueFiles.of_executor() is None
 
 
 def test_a_chunk_out_of_order_is_refused() -> None:
@@ -557,3 +637,253 @@ async def test_the_first_use_of_a_task_is_corrected(asked: int, really: int, nex
         task = await world.launch_operator(0, call, [])
         await until_done(world, [task])
         assert task.outputs == [pytest.approx(next_at_s)]
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_an_operator_are_those_of_its_parts_that_have_some() -> None:
+    parts = [SharedValue("rules", 1), Permits("slots", concurrency=2), Group("train"), WorkQueue("tree", [])]
+    assert composed("op", OperatorCoordinator, parts).figures() == {"rules": {"version": 1}, "slots": {"in_use": 0}}
+
+
+# --- limits of counts ---------------------------------------------------------------------------------------------
+
+
+def test_a_value_in_one_bucket_too_many_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters_book, "BUCKETS_MAX", 3)
+    book = Book()
+    for name, value in (("a", 1.0), ("a", 2.0), ("b", 3.0), ("a", 1.0), ("b", 3.0)):
+        book.observe(name, value)
+    before = book.to_bytes()
+    for name, value in (("a", 4.0), ("b", 1.0), ("c", 1.0)):
+        with pytest.raises(ValueError, match=f"may have 3 buckets, .* '{name}' needs one more: observe under fewer"):
+            book.observe(name, value)
+        assert book.to_bytes() == before
+    book.check_names()
+    monkeypatch.setattr(counters_book, "BUCKETS_MAX", 2)
+    with pytest.raises(RemoteProtocolError, match="3 buckets of distributions, which are more than 2"):
+        book.check_names()
+
+
+def test_a_report_is_checked_in_steps_and_to_its_end() -> None:  # H157
+    book = Book()
+    for number in range(3 * BUCKETS_A_STEP):
+        book.observe("a", 1.1**number)
+    assert len(list(book.check_in_steps())) == book.buckets // BUCKETS_A_STEP > 1
+    book.observed["a"][4][bucket_of(1.0)] = -1
+    with pytest.raises(RemoteProtocolError, match="the distribution 'a' has impossible buckets"):
+        list(book.check_in_steps())
+
+
+# --- a member of a group alone ------------------------------------------------------------------------------------
+
+
+def test_what_a_member_has_kept_is_freed_when_the_next_generation_has_begun_or_its_task_ends() -> None:  # H104
+    part, freed = Meeting(1).part(0), list[str]()
+    part.enter()
+    part.keep(partial(freed.append, "of the first"))
+    part.leave(PeerLost(1, "a peer is gone"))
+    assert freed == []
+    part.enter()
+    assert freed == ["of the first"]
+    part.keep(partial(freed.append, "of the second"))
+    part.leave(None)
+    part.close()
+    part.close()
+    assert freed == ["of the first", "of the second"]
+
+
+@pytest.mark.parametrize("error", [PeerLost(1, "gone"), AttemptOver("superseded")])
+def test_a_loss_that_is_known_is_not_judged_again(error: Exception) -> None:  # H107
+    meeting = Meeting(1)
+    part = meeting.part(0)
+    asked = len(meeting.asked)
+    with pytest.raises(type(error)) as raised, part.judging(1):
+        raise error
+    assert raised.value is error
+    assert len(meeting.asked) == asked
+    own = ValueError("its own")
+    with pytest.raises(ValueError, match="its own") as raised_too, part.judging(1):
+        raise own
+    assert raised_too.value is own
+    assert meeting.asked[asked:] == [Question(1).as_event()]
+
+
+def test_one_that_is_told_of_a_loss_in_place_of_a_generation_leaves_and_raises_it() -> None:
+    meeting = Meeting(1)
+    meeting.admits = False
+    part = meeting.part(0)
+    with pytest.raises(PeerLost, match="the driver says so"):
+        part.enter()
+    (left,) = meeting.events
+    assert left.generation == 0
+    assert "the driver says so" in left.error
+
+
+@pytest.mark.parametrize("size", [1, direct_bytes(2)])
+def test_a_reduction_that_times_out_raises_that_and_gives_up(size: int) -> None:
+    meeting = Meeting(2)
+    part = meeting.part(0)
+    member = part.enter()
+    meeting.silent = True
+    with pytest.raises(TimedOut, match="did not make the same call within 60 s"):
+        member.all_reduce(np.zeros(size, np.uint8))
+    assert meeting.events == [GiveUp(1)] * 2, "the call and the reduction"
+    with pytest.raises(LocalProtocolError, match="an earlier call ended with TimedOut"):
+        member.barrier()
+
+
+def test_a_member_cannot_broadcast_from_a_rank_that_there_is_not() -> None:
+    member = Meeting(1).part(0).enter()
+    with pytest.raises(ValueError, match="root must be an int of at least 0, not -1"):
+        member.broadcast(1, root=-1)
+    with pytest.raises(ValueError, match="root must be a rank from 0 to 0, not 1"):
+        member.broadcast(1, root=1)
+    assert member.broadcast(1, root=0) == 1
+
+
+class Stub:
+    """Stands for a class of another library's module, and notes what is called, with its numbers."""
+
+    port = 1234
+
+    def __init__(self, notes: list[str], name: str) -> None:
+        self._notes, self._name = notes, name
+
+    def __call__(self, *_: Any) -> Stub:
+        return self
+
+    def __enter__(self) -> Stub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._notes.append(f"{self._name} left")
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> dict[str, Any]:
+            self._notes.append(" ".join([self._name, name, *(str(one) for one in arguments if type(one) is int)]))
+            return {}
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("library", "rank", "steps"),
+    [
+        ("xgboost", 0, "tracker arguments|broadcast|worker begin|work|worker end|worker left|barrier|tracker free"),
+        ("xgboost", 1, "broadcast|worker begin|work|worker end|worker left|barrier"),
+        ("torch", 0, "broadcast|group begin 1234|work|barrier|group end|group left"),
+        ("torch", 1, "broadcast|group begin 1234|work|barrier|group end|group left"),
+    ],
+)
+def test_members_enter_another_library_together_and_wait_for_each_other_before_they_free_anything(
+    library: str, rank: int, steps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H104
+    from spark_bridge.primitives.group import torch_group, xgboost_group
+
+    notes: list[str] = []
+    monkeypatch.setattr(xgboost_group, "Tracker", Stub(notes, "tracker"))
+    monkeypatch.setattr(xgboost_group, "Worker", Stub(notes, "worker"))
+    monkeypatch.setattr(torch_group, "check_installed", lambda: None)
+    monkeypatch.setattr(torch_group, "Store", Stub(notes, "store"))
+    monkeypatch.setattr(torch_group, "ProcessGroup", Stub(notes, "group"))
+    meeting = Meeting(1)
+    part = meeting.part(0)
+    member = part.enter()
+    member.rank, member.world_size = rank, 2
+
+    def answer(kind: str, value: Any) -> tuple[Any, ...]:
+        notes.append(kind.partition("(")[0])
+        return (encode_event(1234 if library == "torch" else {}),)
+
+    monkeypatch.setattr(member, "_call", answer)
+    with getattr(member, library)():
+        notes.append("work")
+        with pytest.raises(LocalProtocolError, match=r"inside guard\(\) already"), getattr(member, library)():
+            pass
+    assert notes == steps.split("|")
+    part.task = cast("Any", SimpleNamespace(endpoint=replace(part.task.endpoint, certificate_sha256=b"x" * 32)))
+    with pytest.raises(LocalProtocolError, match=rf"{library}\(\) would send the data of this group over connections"):
+        getattr(member, library)()
+    part.leave(None)
+    for call in (getattr(member, library), member.guard):
+        with pytest.raises(LocalProtocolError, match="this member cannot call any more"):
+            call()
+
+
+# --- permits ------------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_use_with_a_weight_the_driver_says_that_nothing_is_held_ahead() -> None:
+    half: Any = Permits("tokens", per_s=1000.0, burst=500).coordinator("op")
+    sent: list[Any] = []
+
+    async def send(subtask: int, event: Any, *, attempt: int, urgent: bool) -> None:
+        assert (subtask, attempt, urgent) == (3, 7, True)
+        sent.append(event)
+
+    half.context = half.clock = SimpleNamespace(gateways=SimpleNamespace(send=send), now=lambda: 0.0)
+    await half.handle_event_from_operator(3, 7, ["more", 4])
+    await half.handle_request(3, 7, ["acquire", 1, False, 60.0, 2])
+    await half.handle_event_from_operator(3, 7, ["more", 4])
+    assert sent == [["permits", [0.0] * 4], ["permits", None]]
+
+
+def test_a_task_that_is_told_so_asks_for_nothing_ahead_any_more() -> None:
+    line = SimpleNamespace(now=lambda: 0.0, more=[])
+    line.send_event_nowait = line.more.append
+    line.request = lambda payload, timeout_s: 0.0
+    part = PermitsPart("tokens", 500, False, True)
+    open_alone(part, line)
+    part.acquire(1, 60.0)
+    assert line.more == [["more", 2]]
+    part.handle_urgent(["permits", None])
+    part.acquire(1, 60.0)
+    assert line.more == [["more", 2]]
+
+
+def test_a_task_whose_permit_would_come_too_late_asks_again_until_its_time_is_over() -> None:
+    time, answers, asked = [0.0], [None, None, 0.5], list[float]()
+
+    def request(payload: list[Any], timeout_s: float) -> float | None:
+        asked.append(payload[3])
+        return answers.pop(0)
+
+    def sleep(seconds: float) -> None:
+        time[0] += seconds
+
+    part = PermitsPart("tokens", 500, False, False)
+    line = SimpleNamespace(now=lambda: time[0], request=request, sleep=sleep, send_event=lambda event: None)
+    line.timed_out = TimedOut
+    open_alone(part, line)
+    part.acquire(1, 60.0)
+    assert asked[0] == 60.0 > asked[1] > asked[2] > 0.0
+    answers += [None] * 50
+    with pytest.raises(TimedOut):
+        part.acquire(1, 10.0)
+    assert len(answers) > 30
+
+
+def test_a_use_that_weighs_what_it_asked_for_says_nothing_to_the_driver() -> None:
+    sent: list[Any] = []
+    line = SimpleNamespace(now=lambda: 0.0, request=lambda payload, timeout_s: 0.0, send_event=sent.append)
+    part = PermitsPart("tokens", 500, False, False)
+    open_alone(part, line)
+    for weight in (5, 4):
+        with PermitUse(lambda: part, 5, 60.0) as used:
+            used.correct(weight)
+    assert sent == [["correct", 2, 5, 4]]
+
+
+def test_what_is_held_ahead_and_was_handed_out_under_other_rules_does_not_come_back() -> None:  # H111
+    schedule = RateSchedule(1000.0, 500)
+    before = [schedule.take(0.0) for _ in range(3)]
+    schedule.stop_sharing(0.0)
+    due = schedule.due(0.0, 500)
+    for one in before:
+        schedule.give_back(one)
+    assert schedule.due(0.0, 500) == due
+    after = schedule.take(0.0, 500)
+    assert schedule.shorten(after, 500) == after
+    assert schedule.due(0.0, 500) > due, "a use that weighed what it asked for gives nothing back"

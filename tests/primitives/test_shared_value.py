@@ -125,6 +125,9 @@ async def test_a_small_change_of_a_dict_travels_as_the_difference() -> None:
         assert sent(world, rules) == before + 1
         task.feed(1)
         await until_done(world, [task])
+    kind, *_, change = driver_half._event_of(rules._newest, False, whole=False)
+    assert kind == "change"
+    assert len(change) < 100 < len(rules._newest.payload)
     ((version, value, _),) = task.outputs
     assert version == 2
     assert value == rules.get()

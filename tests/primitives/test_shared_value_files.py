@@ -192,6 +192,30 @@ def test_others_see_that_the_process_that_fetches_a_value_makes_progress_until_i
     assert not files.file_of(DIGEST).exists()
 
 
+@pytest.mark.parametrize("ends", ["it has come", "its task is over"])
+def test_a_fetch_that_nobody_needs_any_more_is_left_to_others(tasks: list[Task], folder: Path, ends: str) -> None:
+    task, files = tasks[0], ValueFiles(folder)
+    fetch = files.begin(DIGEST)
+    assert fetch is not None
+    if ends == "it has come":
+        task.part.handle_urgent(["value", 1, False, encode_value("another way")])
+    else:
+        task.part.close()
+    task.part._ask(1, True, fetch)
+    assert task.sent == []
+    assert files.begin(DIGEST) is not None
+
+
+def test_a_fetch_ends_when_its_value_has_come_another_way(tasks: list[Task], folder: Path) -> None:
+    task, files = tasks[0], ValueFiles(folder)
+    fetch = files.begin(DIGEST)
+    assert fetch is not None
+    task.part._ask(1, False, fetch)
+    assert files.begin(DIGEST) is None
+    task.part.handle_urgent(["value", 1, False, PAYLOAD])
+    assert files.begin(DIGEST) is not None
+
+
 def test_one_process_at_a_time_fetches_a_value(tmp_path: Path) -> None:
     files = ValueFiles(tmp_path)
     first = files.begin(DIGEST)

@@ -519,6 +519,40 @@ async def test_an_attempt_whose_copy_has_returned_gets_nothing_until_that_has_fa
     assert readers.given == [(0, "a")]
 
 
+async def test_a_subtask_that_is_lost_while_it_waits_gets_nothing_until_its_next_attempt_asks() -> None:
+    half, readers = await a_half([], {0: [0], 1: [0]})
+    await half.handle_source_event(1, 0, adding((1, 0, "a"), wanted=1))
+    await half.handle_source_event(0, 0, report(wanted=1))
+    await half.add_splits_back([], 0)
+    await half.handle_source_event(1, 0, adding((2, 0, "b"), finished=(1,), wanted=1))
+    assert readers.by_subtask == {1: [1, 2]}
+    await half.handle_source_event(0, 1, report(wanted=1))
+    await half.handle_source_event(1, 0, adding((3, 0, "c")))
+    assert readers.by_subtask == {0: [3], 1: [1, 2]}
+
+
+@pytest.mark.parametrize("copies", [[0], [0, 1]])
+async def test_a_subtask_that_wants_nothing_any_more_gets_nothing(copies: list[int]) -> None:
+    half, readers = await a_half([], {0: copies, 1: [0]})
+    await half.handle_source_event(1, 0, adding((1, 0, "a"), wanted=1))
+    await half.handle_source_event(0, 0, report(wanted=1))
+    await half.handle_source_event(0, 0, report(wanted=0))
+    await half.handle_source_event(1, 0, adding((2, 0, "b")))
+    assert readers.by_subtask == {1: [1]}
+
+
+async def test_what_an_attempt_wants_is_not_forgotten_when_its_copy_has_returned_and_failed() -> None:
+    half, readers = await a_half([], {0: [0, 1], 1: [0]})
+    await half.handle_source_event(1, 0, adding((1, 0, "a"), wanted=1))
+    await half.handle_source_event(0, 1, report(wanted=1))
+    await half.handle_source_event(0, 0, report(last=True))
+    await half.handle_source_event(1, 0, adding((2, 0, "b")))
+    assert readers.by_subtask == {1: [1]}
+    readers.running[0] = [1]
+    await half.attempt_ended(0, 0, False)
+    assert readers.by_subtask == {0: [2], 1: [1]}
+
+
 async def test_the_copy_of_an_attempt_that_counts_gets_nothing() -> None:
     half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
     readers.running[0] = [1]
@@ -671,6 +705,21 @@ async def test_in_streaming_mode_items_count_until_a_checkpoint_after_them_is_co
     assert half._account.total > 20 * 700, "checkpoint 3 may still be restored without them"
     await half.notify_checkpoint_complete(4)
     assert half._account.total == 60 * driver_half.ID_BYTES, "the ids stay"
+
+
+async def test_a_reset_charges_what_its_subtask_does_again_and_nothing_of_others() -> None:  # H153 H157
+    half, readers = await a_bounded_half(20_000, RestoreMode.STREAMING)
+    readers.running = {0: [0], 1: [0]}
+    await half.handle_source_event(0, 0, adding((1, 0, "x" * 300), wanted=1))
+    await half.handle_source_event(1, 0, adding((2, 0, "x" * 300), wanted=1))
+    both = half._account.total
+    assert readers.by_subtask == {0: [1], 1: [2]}
+    for subtask in (0, 1):
+        await half.handle_source_event(subtask, 0, adding(finished=(subtask + 1,)))
+        await half.snapshot_state(subtask + 1)
+    await half.subtask_reset(0, 0)
+    await half.notify_checkpoint_complete(2)
+    assert half._account.total == both // 2 + driver_half.ID_BYTES, "one is in work again, and the other one is done"
 
 
 async def test_a_task_is_given_no_more_than_it_holds_at_a_time_whatever_it_wants() -> None:  # H157

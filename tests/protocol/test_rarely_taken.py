@@ -7,38 +7,48 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
-from enum import IntEnum
+from enum import Flag, IntEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import numpy
 import pytest
+from msgpack import packb
 
 from protocol import barrier_tracker as t
+from protocol.arguments import AT_LEAST_1, checked
 from protocol.attempts import SubtaskFinished, SubtaskReady
 from protocol.attempts.records import REMEMBERED_MAX, Remembered, remember
 from protocol.barrier_tracker.tracker import BarrierTracker
+from protocol.describing import as_float, as_json, full_name
 from protocol.enumerations import OUTPUTS_MAX, CurrentEnumeration
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.facts import StageLook, TaskOutcome
 from protocol.gateway import types as g
+from protocol.secret_names import unquoted
 from protocol.source_events import StreamBatch, parse_stream_batch, stream_batch_event
 from protocol.splits import SplitAssignmentTracker
 from protocol.wire import messages as m
+from protocol.wire.checkpoint_format import _ENVELOPE, _split_envelope
 from protocol.wire.codec import encode_report
 from protocol.wire.event_classes import event, find, learn_failures, learn_modules
 from protocol.wire.events import decode_event, decode_event_in_steps, encode_event, run_steps
 from protocol.wire.extension_types import ExtensionType
 from protocol.wire.extension_types import mark as encode_mark
+from protocol.wire.fragments import FragmentDecoder, encode_whole
 from protocol.wire.framing import WireLimits
 from protocol.wire.handshake import ServerHandshake
 from protocol.wire.keys import KeyRing
 from protocol.wire.large_leaves import LARGE_EVENT_BYTES, LEAF_BYTES, skim
 from protocol.wire.messages import RestoreMode
-from tests.protocol.attempts_kit import Playbook, end, job, reg, stage, start
+from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 from tests.protocol.barrier_tracker_kit import A2, A, B, Dialogue, accepted, stored
 from tests.protocol.test_gateway import a_gateway, hear
 from tests.protocol.test_subtask import hear as hear_subtask
@@ -57,6 +67,25 @@ def test_a_view_of_a_run_counts_its_tasks_and_names_who_waits() -> None:  # H87
     assert [(held.subtask, held.task_attempt_id) for held in view.held] == [(0, 21)]
     assert (view.attempts, view.subtasks, view.tasks_started, view.missing) == (1, 1, 3, (1, 2))
     assert book.ledger.view_run("no such operator") is None
+    idle = Playbook().ledger.view_run("words")
+    assert idle is not None
+    assert (idle.stage_id, idle.attempts, idle.missing, idle.held) == (None, 0, (), ())
+
+
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_two_attempts_the_one_whose_operator_has_ended_well_counts_if_its_success_is_not_told(winner: int) -> None:
+    book = Playbook(parallelism=1)
+    book.feed(job(), stage(tasks=1))
+    book.ready(10, 0)
+    book.feed(start(11, 0, number=1, speculative=True), reg(11, 0, number=1), opened(11))
+    assert book.feed(goodbye(10 + winner)) == []
+    loser = 1 - winner
+    assert book.feed(job_end()) == [
+        f"finish 0#{winner}",
+        f"kill {10 + loser}",
+        f"failed 0#{loser} SUPERSEDED",
+        "end run 1 well",
+    ]
 
 
 def test_a_copy_that_lost_to_a_success_that_nobody_has_seen_yet_fails_nothing() -> None:
@@ -66,6 +95,28 @@ def test_a_copy_that_lost_to_a_success_that_nobody_has_seen_yet_fails_nothing() 
     book.ready(10, 1)
     lost = end(10, 1, TaskOutcome.KILLED, reason="another attempt succeeded")
     assert book.feed(lost) == ["failed 1#0 SUPERSEDED", "reset 1"]
+
+
+def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
+    """Whatever the ledger keeps of the engine is bounded, however long the application runs."""
+    book = Playbook(parallelism=1)
+
+    def sizes() -> dict[str, int]:
+        engine = book.ledger._engine
+        return {name: len(kept) for name, kept in vars(engine).items() if isinstance(kept, dict | set | list)}
+
+    def run(number: int) -> None:
+        book.feed(job(number, stages=(number,)), stage(number, tasks=1))
+        book.ready(number, 0, run=number)
+        book.feed(goodbye(number), end(number, 0, TaskOutcome.SUCCESS, stage=number), job_end(number))
+        book.wait(200.0)
+
+    for number in range(1, REMEMBERED_MAX + 3):
+        run(number)
+    before = sizes()
+    run(REMEMBERED_MAX + 3)
+    assert sizes() == before
+    assert before["job_seen_at"] == 0
 
 
 def test_only_the_most_recent_ids_are_remembered_and_one_that_comes_again_is_recent() -> None:
@@ -347,3 +398,128 @@ def test_the_error_for_an_unknown_class_says_why_it_was_not_sent() -> None:
         ValueError, match=r"because its class was not sent with it \(it is local\): define it in a module"
     ):
         find("a class that cannot be sent")
+
+
+# --- settings and texts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "timeout_s", "outcome"),
+    [
+        (None, None, None),
+        (0.5, None, g.HEARTBEAT_TIMEOUT_S),
+        (0.5, 1.0, 1.0),
+        (2.0, 4.0, 4.0),
+        (None, 1.0, r"heartbeat_interval_s must be given with heartbeat_timeout_s=1.0"),
+        (0.6, None, r"at most half of heartbeat_timeout_s \(1.0\), not 0.6"),
+        (2.1, 4.0, r"at most half of heartbeat_timeout_s \(4.0\), not 2.1"),
+    ],
+)
+def test_a_time_without_signs_of_life_is_at_least_twice_their_interval(
+    interval_s: float | None, timeout_s: float | None, outcome: float | str | None
+) -> None:
+    with pytest.raises(ValueError, match=outcome) if isinstance(outcome, str) else nullcontext():
+        made = g.GatewayLimits(heartbeat_interval_s=interval_s, heartbeat_timeout_s=timeout_s)
+        assert made.heartbeat_timeout_s == outcome
+
+
+def test_a_mode_is_named_by_its_lower_case_name() -> None:
+    assert [RestoreMode.named(mode) for mode in ("batch", RestoreMode.STREAMING)] == [*RestoreMode]
+    for wrong in ("BATCH", "stream", 0, 1, None):
+        with pytest.raises(ValueError, match=f"mode must be 'batch' or 'streaming', not {wrong!r}"):
+            RestoreMode.named(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("times", range(8))
+def test_a_text_is_unquoted_as_often_as_somebody_may_have_quoted_it_and_not_without_end(times: int) -> None:
+    text = quoted = "password=a b"
+    for _ in range(times):
+        quoted = quote(quoted)
+    assert (unquoted(quoted) == text) is (times <= 5)
+
+
+class BadValue:
+    """A value of a user whose methods fail."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    def __repr__(self) -> str:
+        return "<bad>"
+
+
+class BadMapping(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+class BadMeta(type):
+    @property
+    def __module__(self) -> str:  # type: ignore[override]
+        raise RuntimeError("no module")
+
+
+def test_what_a_user_s_class_raises_is_not_met_where_its_values_are_shown() -> None:
+    assert as_float(BadValue()) != as_float(BadValue()), "not a number"
+    assert json.loads(as_json({"a": BadValue(), "b": 1.5, "c": BadMapping()})) == {"a": "NaN", "b": 1.5, "c": "{}"}
+    nested: Any = "innermost"
+    for _ in range(100):
+        nested = [nested]
+    shown = as_json([nested, BadValue()])
+    assert len(shown) < 1000
+    assert full_name(BadMeta("Odd", (), {})) == "Odd"
+
+
+# --- old and foreign bytes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chars", [1, 31, 32, 255, 256, 300])
+def test_a_held_event_of_before_names_its_part_in_whichever_length(chars: int) -> None:
+    name = "n" * chars
+    payload = _ENVELOPE + packb(name) + b"the event"
+    assert _split_envelope(payload) == (name, b"the event")
+    assert _split_envelope(b"the event") == ("", b"the event")
+    with pytest.raises(ValueError, match="the event of a part has no name"):
+        _split_envelope(_ENVELOPE + packb(chars) + b"the event")
+
+
+def test_a_small_message_may_come_in_any_pieces_beside_large_ones() -> None:
+    limits = WireLimits(fragment_bytes=256 * 1024)
+    small, large = (m.EventMessage(1, number, bytes(size)) for number, size in ((1, 10), (2, 600_000)))
+    data = b"".join(encode_whole(one, limits) for one in (small, large, small))
+    for step in (1, 3, 7, 1000):
+        decoder, met = FragmentDecoder(limits), list[Any]()
+        for first in range(0, len(data), step):
+            met += decoder.messages(data[first : first + step])
+        assert met == [small, large, small]
+
+
+def test_combinations_of_flags_are_members_too() -> None:
+    @event
+    class Kind(Flag):
+        A = 1
+        B = 2
+
+    both = Kind.A | Kind.B
+    assert 3 in Kind._value2member_map_
+    assert 1 in Kind._value2member_map_
+    assert 4 not in Kind._value2member_map_
+    assert decode_event(encode_event(both)) is both
+
+
+def test_an_argument_of_a_similar_type_arrives_as_the_annotated_one() -> None:
+    @checked()
+    def given_back(data: bytes, names: list[str], sizes: dict[str, int], pair: tuple[int, ...]) -> tuple[Any, ...]:
+        return data, names, sizes, pair
+
+    for data in (bytearray(b"a"), memoryview(b"a")):
+        found = given_back(data, ("x",), MappingProxyType({"a": 1}), (1,))  # type: ignore[arg-type]
+        assert found == (b"a", ["x"], {"a": 1}, (1,))
+        assert [type(one) for one in found] == [bytes, list, dict, tuple]
+
+
+def test_a_rule_for_a_parameter_that_there_is_not_is_refused() -> None:
+    with pytest.raises(TypeError, match="function has no parameter other, that"):
+
+        @checked(that=AT_LEAST_1, other=AT_LEAST_1)
+        def function(this: int) -> None: ...

@@ -695,3 +695,20 @@ async def test_the_progress_of_a_source_counts_what_a_reset_returns_as_not_read(
         assert source.splits_progress == (1, 2)
         await world.kill(task)
         assert source.splits_progress == (0, 2), "both are read again, the first one from its position on"
+
+
+class Synchronous(StaticSplitEnumerator):
+    def handle_split_request(self, subtask: int) -> None:  # type: ignore[override]
+        """Nobody awaits it."""
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda state: object(), "which is not a SplitEnumerator: return a new one each time"),
+        (lambda state: Synchronous([], state), r"handle_split_request"),
+    ],
+)
+async def test_what_a_source_cannot_call_is_refused_before_it_is_called(build: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        SourceCoordinator(build)._build_checked(None)

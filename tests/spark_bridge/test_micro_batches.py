@@ -188,3 +188,13 @@ async def test_an_adopted_batch_is_announced_as_such_until_it_is_committed() -> 
     function(frame, 7)
     function(frame, 8)
     assert told == [(7, True), (7, True), (8, False)]
+
+
+@pytest.mark.parametrize("query_id", [None, ""])
+async def test_a_function_that_no_streaming_query_calls_says_where_to_pass_it(query_id: str | None) -> None:
+    frame, called = MagicMock(), list[Any]()
+    frame.sparkSession.sparkContext.getLocalProperty.return_value = query_id
+    function = ForEachBatch("op", lambda *_: None, False, called.append)
+    with pytest.raises(SidecarError, match=r"is not set: pass this function to writeStream\.foreachBatch"):
+        function(frame, 0)
+    assert called == []

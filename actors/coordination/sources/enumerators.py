@@ -358,7 +358,6 @@ class HybridSplitEnumerator(SplitEnumerator):
         self._restored: list[bytes | None] = []
         self._begun: list[SplitEnumerator] = []
         self._ended: list[set[int]] = []  # for each begun source, the subtasks that have read all of it
-        self._parts: list[_PartOfHybrid] = []
         self._unread: set[int] = set()  # subtasks that may still have something to read
         self._unread_first: frozenset[int] = frozenset()  # in the restored checkpoint
         self._unread_at: dict[int, frozenset[int]] = {}  # at later cuts
@@ -422,7 +421,6 @@ class HybridSplitEnumerator(SplitEnumerator):
         part = _PartOfHybrid(self, self._context, index)
         self._begun.append(enumerator)
         self._ended.append(set())
-        self._parts.append(part)
         await enumerator.start(part)
         for subtask in self._readers:
             await enumerator.add_reader(subtask)

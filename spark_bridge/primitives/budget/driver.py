@@ -203,9 +203,7 @@ class _Desk:
                 case Reserved():
                     reply.answer("")
                 case Exhausted(ticket, amount):
-                    half = self._halves.get(ticket.asker.operator_id)
-                    if half is not None:
-                        half.refused.add(ticket.asker[1:])
+                    self._halves[ticket.asker.operator_id].refused.add(ticket.asker[1:])
                     reply.answer(self.exhausted(amount))
                 case Withdraw():
                     reply.answer(None)

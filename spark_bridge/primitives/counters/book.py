@@ -94,19 +94,18 @@ class Book:
         if type(value) is not float or not isfinite(value):
             value = _float("observe", name, value if type(value) is int else _number("observe", name, value))
         name = self._checked(name, self.observed, self.counts, "count")
-        known = self.observed.get(name)
-        if known is None:
-            known = self.observed[name] = [0, 0.0, inf, -inf, {}]
-        known[0] += 1
-        known[1] = plus(known[1], value)
-        known[2] = min(known[2], value)
-        known[3] = max(known[3], value)
+        known = self.observed.get(name) or [0, 0.0, inf, -inf, {}]
         bucket = bucket_of(value)
         if bucket not in known[4] and self.buckets >= BUCKETS_MAX:
             raise ValueError(
                 f"the distributions of a task may have {BUCKETS_MAX} buckets, each for values that differ by less than "
                 f"2 %, and {show(name, 80)} needs one more: observe under fewer names"
             )
+        self.observed[name] = known
+        known[0] += 1
+        known[1] = plus(known[1], value)
+        known[2] = min(known[2], value)
+        known[3] = max(known[3], value)
         known[4][bucket] = known[4].get(bucket, 0) + 1
 
     def _checked(self, name: object, known: dict[str, Any], other: dict[str, Any], taken_by: str) -> str:

@@ -107,7 +107,7 @@ class SocketGuard:
 
     def _on_one(self, opened: tuple[int, int], act: Callable[[socket.socket], object]) -> None:
         descriptor = os.dup(opened[0])
-        if (descriptor, os.fstat(descriptor).st_ino) != (descriptor, opened[1]):
+        if os.fstat(descriptor).st_ino != opened[1]:
             os.close(descriptor)  # it was closed, and another one has its number
             return
         with socket.socket(fileno=descriptor) as one:

@@ -119,7 +119,7 @@ class GroupMember:
 
         ``value`` is anything that an event can carry.
         """
-        if not 0 <= root < self.world_size:
+        if root >= self.world_size:
             raise ValueError(f"root must be a rank from 0 to {self.world_size - 1}, not {root}")
         (sent,) = self._call(f"broadcast(root={root})", encode_argument("value", value) if self.rank == root else None)
         return decode_event(sent)
@@ -292,7 +292,9 @@ class GroupMember:
 
     def _connected(self) -> Ring | None:
         """The connections to the other members, made when they are first needed. None if they cannot be used."""
-        if self._ring is None and not self._through_driver:
+        if self._through_driver:
+            return None
+        if self._ring is None:
             with self._part.listen() or nullcontext() as listener:
                 own = None if listener is None else listener.getsockname()[:2]
                 addresses = [decode_event(one) for one in self._call("all_reduce(), connecting", encode_event(own))]
@@ -303,8 +305,7 @@ class GroupMember:
                 self._part.use(ring)
                 self._ring = ring
                 ring.connect(listener, [(host, port) for host, port in addresses])
-        if self._ring is not None:
-            self._ring.begin()
+        self._ring.begin()
         return self._ring
 
 

@@ -118,6 +118,7 @@ class World:
         self.no_ids: Exception | None = None  # raised by the storage if an id is requested
         self.discarded: list[int] = []
         self.completed: list[int] = []
+        self.shown: list[str] = []  # the steps that the engine's side is shown
         self.on_store: Method | None = None  # awaited in the storage, before the write
         self.on_discard: Method | None = None
         self.look = StageLook()  # the result of a look at the current run
@@ -139,6 +140,7 @@ class World:
             store_savepoint=self._store_savepoint,
             next_checkpoint_id=self._next_checkpoint_id,
             look_at_run=self._look_at_run,
+            observe=lambda step, now: self.shown.append(type(step).__name__),
             **{"completed": self.completed.append, **self._more_ports()},
         )
         self.tracker: ActorRef[TrackerMessage] = kit.system.spawn(

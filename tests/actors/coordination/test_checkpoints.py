@@ -46,6 +46,23 @@ async def test_a_request_is_answered_with_the_id_of_the_complete_checkpoint() ->
         assert world.statistics.checkpoints_completed == 2
 
 
+async def test_the_steps_of_a_checkpoint_are_shown_in_their_order_each_once() -> None:
+    async with running_tasks(2) as (world, _):
+        world.shown.clear()
+        await world.checkpoint()
+        steps = list(world.shown)
+        await world.checkpoint()
+    assert world.shown == 2 * steps
+    assert steps == [
+        "CheckpointTriggered",
+        "CloseSubtask",
+        "SnapshotCoordinator",
+        "CoordinatorSnapshotTaken",
+        "StoreCheckpoint",
+        "NotifyCheckpointComplete",
+    ], "what is done for each subtask is shown once"
+
+
 async def test_completion_is_announced_only_after_the_checkpoint_is_durable() -> None:  # H40
     written = asyncio.Event()
 

@@ -234,6 +234,24 @@ def test_a_file_that_is_full_says_so_once_and_stays_valid(tmp_path: Path) -> Non
     assert [line["event"] for line in lines] == ["trace full, later events dropped"]
 
 
+def test_a_file_that_was_full_takes_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_bridge.observability.trace.WRITE_EVERY_S", 60.0)  # the test writes
+    event = {"name": "n", "ph": "i", "s": "t", "pid": 1, "tid": 0, "ts": 1.0}
+    file = TraceFile(tmp_path / "small.json", bytes_max=500)
+    for _ in range(10):
+        file.add(event)
+    file._write_waiting()
+    left_out = file.left_out
+    assert 0 < left_out < 10
+    for _ in range(10):
+        file.add(event)
+    assert file.left_out == left_out + 10
+    file.close()
+    names = [one["name"] for one in json.loads((tmp_path / "small.json").read_text())]
+    assert names.count("trace is full") == 1
+    assert names[-1] == "end of trace"
+
+
 def test_a_disk_that_is_full_ends_the_trace_and_nothing_else() -> None:
     with capture_logs() as lines:
         file = TraceFile(Path("/dev/full"))
