@@ -178,4 +178,10 @@ class SimulatedPort(StoragePort):
 
     async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
         self._session.check(checkpoint, savepoint=True)
-        return await super().store_savepoint(SAVEPOINTS, checkpoint)
+        return await super().store_savepoint(directory, checkpoint)
+
+    def states(self) -> None:
+        """Return None: ``DriverFiles`` has the files of the simulated storage."""
+
+    def name_savepoint(self, checkpoint_id: int, directory: str) -> str:
+        return super().name_savepoint(checkpoint_id, SAVEPOINTS)
