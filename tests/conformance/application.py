@@ -90,6 +90,12 @@ class MemoryStorage:
     async def discard(self, checkpoint_id: int) -> None:
         raise AssertionError("no scenario takes a checkpoint back")
 
+    def states(self) -> None:
+        """Return None: no task stores files."""
+
+    def name_savepoint(self, checkpoint_id: int, directory: str) -> str:
+        raise AssertionError("no scenario takes a savepoint")
+
     async def store_savepoint(self, directory: str, checkpoint: CompletedCheckpoint) -> str:
         raise AssertionError("no scenario takes a savepoint")
 

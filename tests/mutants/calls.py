@@ -26,7 +26,7 @@ leaving-forgets-queued-jobs [found; H160]
   ~ if running or self._running_jobs.action_ids or self._running_jobs.stopped_jobs: => if running:
 cancelled-checkpoint-is-taken-later [found; H160 H176]
   A checkpoint that only waits is taken, and refuses others, although its caller was cancelled.
-  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._handle_other
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._withdraw
   - self._handle(AbortRequested(checkpoint_id, "its requester no longer waits for it"), now)
   + pass
 cancelled-checkpoint-is-not-known [found; H160 H176]
@@ -40,7 +40,7 @@ snapshot-of-an-aborted-checkpoint-is-taken-later [found; H160]
 savepoint-of-a-cancelled-call-stays [found; H160 H176]
   The file of a savepoint stays, although its caller was cancelled and nobody knows its name.
   @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._end_checkpoint
-  ~ self._writes.take_back(checkpoint_id) => self._writes.kept(checkpoint_id)
+  ~ self._writes.take_back(checkpoint_id, self._ports.discard_savepoint) => self._writes.kept(checkpoint_id)
 call-is-left-halfway [found; H160]
   A cancellation reaches the caller while its call still goes on.
   @ spark_bridge.driver.operators:WholeCalls.run

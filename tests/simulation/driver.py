@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors import ActorRef, ActorSystem, Decision, Hook
-from actors.cell import ActorCell, cell_of
+from actors.cell import ActorCell
 from actors.coordination import OperatorConfig, parts_of
 from actors.coordination.engine.barrier_tracker import CheckpointFailed
 from actors.coordination.engine.operator_config import UNBOUNDED
@@ -58,7 +58,6 @@ from tests.simulation.parts import SimulatedChain
 from tests.simulation.ports import SimulatedRelay, SimulatedSession
 from tests.simulation.server import Router, ServerEnd
 from tests.simulation.stages import SimulatedStages
-from tests.simulation.state_files import DriverFiles
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -128,7 +127,7 @@ class Driver:
         self.relay = SimulatedRelay(world, self.monitor, self.loop, self._tell_bridge)
         self.session: SimulatedSession
         self.threads = world.storage.threads()
-        self.files: DriverFiles | None = None  # if tasks have some
+        self.files_epoch: int | None = None  # if tasks have files
         self.operator: Operator | None = None  # once it is coordinated
         self.refused: LocalProtocolError | None = None  # why it can never be coordinated
         self.failed: StorageError | None = None  # or why it has not started
@@ -152,9 +151,9 @@ class Driver:
     async def _live(self) -> None:
         try:
             self.session = SimulatedSession(self.world, self.application, self.monitor, self.running, self.threads)
-            if self.application.settings.files:
-                self.files = self.monitor.files = DriverFiles(self.world, self.world.storage.applications)
             await self.session.__aenter__()
+            if self.application.settings.files:
+                self.files_epoch = self.session.epoch
         except StorageError as error:
             self.failed = error
             return
@@ -204,8 +203,6 @@ class Driver:
             return
         self.operator = operator
         self._batches = MicroBatches(self._operators, BATCH_SETTLE_S)
-        if self.files is not None:
-            self.files.start()
         self.world.started()
         self.monitor.watch(self._bridge_ref, operator.tracker_ref, operator.statistics)
 
@@ -232,9 +229,6 @@ class Driver:
             actions.append(partial(self._run, self.stages.send_something))
         if coordinator.may_settle():
             actions.append(partial(self._run, coordinator.settle_something))
-        if self.files is not None and self.operator is not None:
-            tracker: Any = cell_of(self.operator.tracker_ref)._instance
-            actions += self.files.actions(tracker._machine._under_way.is_known)
         return actions
 
     def storage_actions(self) -> list[Callable[[], None]]:
@@ -333,7 +327,7 @@ class Driver:
         """Request a checkpoint or a savepoint."""
         if self.operator is not None:
             # The driver does not yet bring the files of a savepoint into it.
-            savepoint = savepoint and self.files is None
+            savepoint = savepoint and self.files_epoch is None
             self._run(self.loop.create_task, self._ask_for_checkpoint(savepoint))
 
     def give_up_request(self) -> None:

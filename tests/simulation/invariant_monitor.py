@@ -46,7 +46,6 @@ from protocol.barrier_tracker import (
     CompletedCheckpoint,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
-    NotifyCheckpointDiscarded,
 )
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.errors import LocalProtocolError
@@ -73,7 +72,6 @@ from tests.simulation.network import Connection
 from tests.simulation.server import Router
 
 if TYPE_CHECKING:
-    from tests.simulation.state_files import DriverFiles
     from tests.simulation.world import World
 
 LOOKS_MAX = 2
@@ -101,7 +99,6 @@ class InvariantMonitor:
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
         self.in_doubt: set[int] = set()  # aborted while being written, and none has completed since
-        self.files: DriverFiles | None = None
         self.savepoints: set[int] = set()
         self.savepoints_over: set[int] = set()
         self.begun_before: set[int] = set()  # checkpoints that were in progress when a run ended
@@ -251,12 +248,8 @@ class InvariantMonitor:
                 self._failed_beside[attempt.task_attempt_id] = beside
             case NotifyCheckpointComplete(checkpoint_id):
                 self._complete(checkpoint_id)
-            case NotifyCheckpointAborted(checkpoint_id, in_doubt=in_doubt):
+            case NotifyCheckpointAborted(checkpoint_id):
                 self._abort(checkpoint_id)
-                if self.files is not None:
-                    self.files.given_up(checkpoint_id, in_doubt=in_doubt)
-            case NotifyCheckpointDiscarded(checkpoint_id) if self.files is not None:
-                self.files.doubt_ended(checkpoint_id)
             case GlobalFailureRaised():
                 self._failures = 0
                 late = isinstance(cell._instance, CoordinatorActor) and self.is_behind_a_reset()
@@ -354,8 +347,6 @@ class InvariantMonitor:
     def triggered(self, checkpoint_id: int) -> None:
         """Record an id that the tracker has taken."""
         self._triggered.add(checkpoint_id)
-        if self.files is not None:
-            self.files.began(checkpoint_id)
         if self._asks_for_savepoint:
             self.savepoints.add(checkpoint_id)
             self._asks_for_savepoint = False
@@ -369,8 +360,6 @@ class InvariantMonitor:
         self.in_doubt.clear()
         self._failures = 0
         world.figures.checkpoints += 1
-        if self.files is not None:
-            self.files.completed(checkpoint_id)
 
     def _abort(self, checkpoint_id: int) -> None:
         world, statistics = self._world, self._statistics
@@ -380,6 +369,8 @@ class InvariantMonitor:
         self.aborted.add(checkpoint_id)
         if checkpoint_id in world.storage.written:
             self.in_doubt.add(checkpoint_id)
+        refused = "it names files of states" in statistics.last_abort_reason
+        demand(not refused, f"H190: {checkpoint_id} may not be written, and every task keeps the rules")
         self._check_abort(checkpoint_id, statistics.last_abort_reason)
         world.figures.aborted += 1
         world.figures.subsumed += statistics.last_abort_reason.startswith("subsumed")
@@ -462,3 +453,6 @@ def check_machine(cell: ActorCell[Any]) -> None:
     machine = getattr(instance, "_machine", None) or getattr(instance, "_ledger", None)
     if machine is not None:
         machine.check_invariants()
+    retention = getattr(getattr(instance, "_retention", None), "_machine", None)
+    if retention is not None:
+        retention.check_invariants()

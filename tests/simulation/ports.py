@@ -19,12 +19,14 @@ from protocol.facts import EngineFact, StatusReported, TaskPlace
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay.interface import RelayError
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.storage import StoragePort, StorageSession
+from spark_bridge.storage import CheckpointStorage, StoragePort, StorageSession
+from spark_bridge.storage.operator_states import OperatorStates
 from spark_bridge.storage.port import PendingWrite
 from tests.simulation.application import Application
 from tests.simulation.checkers import demand, judged
 from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.loop import SimulatedLoop
+from tests.simulation.state_files import SimulatedStates
 from tests.simulation.storage import BLOCK, SAVEPOINTS, Threads
 from tests.simulation.threads import Operation, SimulatedLock, this_thread
 
@@ -148,6 +150,16 @@ class SimulatedSession(StorageSession):
     def port(self, operator_id: str, mode: RestoreMode) -> StoragePort:
         return SimulatedPort(self, operator_id, mode)
 
+    @property
+    def epoch(self) -> int:
+        """This application, as in the names of its files."""
+        assert isinstance(self.storage, CheckpointStorage)
+        return self.storage.owner.epoch
+
+    def states(self) -> SimulatedStates | None:
+        """The files of the operator's states; None if its tasks have none."""
+        return SimulatedStates(self._world, self) if self._application.settings.files else None
+
     def next_checkpoint_id(self) -> int:
         world = self._world
         checkpoint_id = super().next_checkpoint_id()
@@ -162,8 +174,6 @@ class SimulatedSession(StorageSession):
         """Check a checkpoint that is about to be written."""
         with judged(self._world):
             self._monitor.check_stored(checkpoint, self._application, savepoint=savepoint)
-            if self._monitor.files is not None:
-                self._monitor.files.stored(checkpoint)
         self._world.storage.begin(checkpoint, self._application.ways)
 
 
@@ -178,4 +188,10 @@ class SimulatedPort(StoragePort):
 
     async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
         self._session.check(checkpoint, savepoint=True)
-        return await super().store_savepoint(SAVEPOINTS, checkpoint)
+        return await super().store_savepoint(directory, checkpoint)
+
+    def states(self) -> OperatorStates | None:
+        return self._session.states()
+
+    def name_savepoint(self, checkpoint_id: int, directory: str) -> str:
+        return super().name_savepoint(checkpoint_id, SAVEPOINTS)

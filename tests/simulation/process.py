@@ -87,8 +87,8 @@ class Process:
         elif application.settings.stages:
             self.parts = TaskStagesWithCalls(self) if application.settings.in_flight else TaskStages(self)
         self.finishes: dict[str, bytes] | None = None  # the final states of the parts, while the rest is sent
-        files = world.driver.files
-        self.files = None if files is None else TaskFiles(self, world, files.epoch)
+        epoch = world.driver.files_epoch
+        self.files = None if epoch is None else TaskFiles(self, world, epoch)
         self.waits_for_capacity = False
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
         self.handled = 0  # events

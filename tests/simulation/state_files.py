@@ -3,14 +3,13 @@
 """State in files (H190, H191): what tasks upload, what the driver deletes, and that nothing is missing.
 
 A task has a file for each key, with its log of it, and names a file again if it has not changed. The driver's half is
-the real ``FileRetention``, which learns what its tracker decides. The files outlive every driver, like the storage.
+real, except for its reading, listing and deleting. The files outlive every driver, like the storage.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
@@ -18,12 +17,16 @@ from typing import TYPE_CHECKING
 
 from protocol import file_retention as r
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.file_retention import FileOrigin, FileRetention, UploadedFiles
+from protocol.barrier_tracker.pending import files_of
+from protocol.file_retention import FileOrigin, UploadedFiles
 from protocol.subtask import types as s
 from protocol.wire.messages import SubtaskState
 from protocol.wire.state_handles import StateHandle
-from tests.simulation.application import own_state
-from tests.simulation.checkers import demand
+from spark_bridge.storage import CheckpointStorage, StorageSession
+from spark_bridge.storage.operator_states import OperatorStates
+from spark_bridge.storage.state_files.folder import StateFolder
+from tests.simulation.application import OPERATOR, own_state
+from tests.simulation.checkers import demand, judged
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -140,102 +143,53 @@ def check_state(files: dict[str, str], state: SubtaskState, what: str) -> dict[s
     return named
 
 
-def names_in(files: dict[str, str], checkpoint: CompletedCheckpoint) -> frozenset[str]:
-    """The names of all files that a checkpoint needs."""
+def names_in(files: dict[str, str], handles: Sequence[StateHandle]) -> frozenset[str]:
+    """The names of all files that these states need."""
     names: set[str] = set()
-    for part in checkpoint.subtask_states.values():
-        for state in part.states:
-            if state.files is not None:
-                names |= {state.files.manifest, *json.loads(files.get(state.files.manifest, "{}")).values()}
+    for handle in handles:
+        names |= {handle.manifest, *json.loads(files.get(handle.manifest, "{}")).values()}
     return frozenset(names)
 
 
-class DriverFiles:
-    """One driver's half: the real machine, told by the monitor of what the tracker decides."""
+class SimulatedStates(OperatorStates):
+    """The driver's half, with the real ``StateRetention`` before it: its files are those that the tasks have stored.
 
-    def __init__(self, world: World, epoch: int) -> None:
-        self.epoch = epoch
+    The claim and the checkpoints that the storage keeps are read from the simulated disk.
+    """
+
+    def __init__(self, world: World, session: StorageSession) -> None:
+        storage = session.storage
+        assert isinstance(storage, CheckpointStorage)
+        super().__init__(session, storage, OPERATOR, _no_savepoint, None)
         self._world = world
-        self._retention = FileRetention(epoch)
-        self._work: deque[Callable[[], None]] = deque()
-        self._open: set[int] = set()
-        self._allowed: set[int] = set()
-        self._kept: set[int] = set()
 
-    def start(self) -> None:
-        """The restore record is durable."""
-        storage = self._world.storage
-        kept = {n: one.checkpoint for n, one in storage.written.items() if storage.holds(n)}
-        self._kept = set(kept)
-        self._tell(r.RestoreChosen({n: names_in(storage.state_files, checkpoint) for n, checkpoint in kept.items()}))
+    @property
+    def found(self) -> bool:
+        return bool(self._world.storage.state_files)
 
-    def _tell(self, input: r.RetentionInput) -> None:
-        for effect in self._retention.handle(input):
-            match effect:
-                case r.RecordRestore():
-                    self._tell(r.RestoreRecorded())
-                case r.AllowStore(checkpoint_id):
-                    self._allowed.add(checkpoint_id)
-                case r.RefuseStore():
-                    demand(False, f"H190: {effect}, and every task keeps the rules")
-                case _:
-                    self._work.append(lambda effect=effect: self._carry_out(effect))  # type: ignore[misc]
-        self._retention.check_invariants()
-
-    def _carry_out(self, effect: r.RetentionEffect) -> None:
-        storage = self._world.storage
-        match effect:
-            case r.ListFiles():
-                self._tell(r.FilesListed(tuple(storage.state_files)))
-            case r.ConfirmClaim():
-                self._tell(r.ClaimConfirmed(storage.applications == self.epoch))
-            case r.DeleteFiles(names):
-                for name in names:
-                    del storage.state_files[name]
-                self._world.happen("files are swept")
-                self._tell(r.FilesDeleted())
-
-    def actions(self, is_known: Callable[[int], bool]) -> list[Callable[[], None]]:
-        """Return the possible next actions. ``is_known``: whether the tracker has a request or a checkpoint."""
-        for checkpoint_id in [
-            n for n in self._open if not is_known(n) and n not in self._world.driver.monitor.completed
-        ]:
-            self.given_up(checkpoint_id, in_doubt=False)  # it was refused
-        return [self._next] if self._work else []
-
-    def _next(self) -> None:
-        self._work.popleft()()
-
-    # --- what the tracker decides ---
-
-    def began(self, checkpoint_id: int) -> None:
-        self._open.add(checkpoint_id)
-        self._tell(r.CheckpointBegan(checkpoint_id))
-
-    def stored(self, checkpoint: CompletedCheckpoint) -> None:
-        """A checkpoint is about to be written: check its files, and have the machine allow it."""
+    async def gather(
+        self, checkpoint: CompletedCheckpoint, to_copy: Sequence[StateHandle]
+    ) -> tuple[frozenset[str], dict[StateHandle, StateHandle]]:
+        """Check the files of a checkpoint that is about to be written."""
         files = self._world.storage.state_files
-        for part in checkpoint.subtask_states.values():
-            for state in part.states:
-                check_state(files, state, f"checkpoint {checkpoint.checkpoint_id} stores")
-        self._tell(r.FilesNamed(checkpoint.checkpoint_id, names_in(files, checkpoint)))
-        demand(checkpoint.checkpoint_id in self._allowed, f"H190: {checkpoint.checkpoint_id} may not be written")
+        demand(not to_copy, f"H193: {to_copy} is copied, and no savepoint has files")
+        with judged(self._world):
+            for part in checkpoint.subtask_states.values():
+                for state in part.states:
+                    check_state(files, state, f"checkpoint {checkpoint.checkpoint_id} stores")
+        return names_in(files, files_of(checkpoint)), {}
 
-    def given_up(self, checkpoint_id: int, *, in_doubt: bool) -> None:
-        if checkpoint_id in self._open:
-            self._open.remove(checkpoint_id)
-            self._tell(r.CheckpointGivenUp(checkpoint_id, in_doubt))
+    async def _read(self, folder: StateFolder, handles: Sequence[StateHandle]) -> frozenset[str]:
+        return names_in(self._world.storage.state_files, handles)
 
-    def doubt_ended(self, checkpoint_id: int) -> None:
-        self._tell(r.DoubtEnded(checkpoint_id))
+    async def names(self) -> tuple[str, ...]:
+        return tuple(self._world.storage.state_files)
 
-    def completed(self, checkpoint_id: int) -> None:
-        self._open.discard(checkpoint_id)
-        self._kept.add(checkpoint_id)
-        self._tell(r.CheckpointDurable(checkpoint_id))
-        self._work.append(lambda: self._remove_records(checkpoint_id))
+    async def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self._world.storage.state_files[name]
+        self._world.happen("files are swept")
 
-    def _remove_records(self, completed: int) -> None:
-        gone = {n for n in self._kept if n < completed and not self._world.storage.holds(n)}
-        self._kept -= gone
-        self._tell(r.RecordsRemoved(tuple(sorted(gone))))
+
+def _no_savepoint(checkpoint_id: int) -> StateFolder:
+    raise AssertionError("no savepoint has files")

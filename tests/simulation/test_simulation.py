@@ -57,7 +57,7 @@ def test_an_async_stage_has_one_result_for_each_record(seed: int) -> None:  # H1
     assert world.figures.happenings["an input in flight is restored"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 4, 6, 10, 11])
+@pytest.mark.parametrize("seed", [0, 1, 4, 6, 9, 11])
 def test_states_in_files_are_whole_wherever_they_are_restored(seed: int) -> None:  # H190, H191
     """Tasks and drivers die during uploads and sweeps; a checkpoint and a restore have all files of one cut."""
     world, error = run_world(seed, files=1.0)

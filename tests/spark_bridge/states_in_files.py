@@ -55,6 +55,11 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
 
 
+def folder_at(path: str) -> StateFolder:
+    above, _, name = path.rpartition("/")
+    return StateFolder(Files(above), name)
+
+
 class FilesTask(Task):
     """An attempt whose state is the folder ``words``. ``lazy``: its uploads wait for ``upload``."""
 
@@ -101,7 +106,7 @@ class FilesTask(Task):
     def _restored(self, handle: StateHandle, files_from: str) -> RestoredState:
         folder = self.application.storage.state_folder("words")
         if files_from:
-            folder = StateFolder.at(files_from, None)
+            folder = folder_at(files_from)
         self.words.rmdir()
         return restore(folder, handle, self.words)
 
@@ -134,7 +139,7 @@ class FilesTask(Task):
         if self.fails:
             self._drive(UploadFailed(checkpoint_id, self.fails))
             return
-        handle = self.uploader.upload(snapshot, StateFolder.at(target, None) if target else None)
+        handle = self.uploader.upload(snapshot, folder_at(target) if target else None)
         self._drive(StateUploaded(checkpoint_id, handle))
 
     def end(self) -> None:

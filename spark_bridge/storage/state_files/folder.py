@@ -59,12 +59,6 @@ class StateFolder:
         return cls(files, savepoint_folder(savepoint))
 
     @classmethod
-    def at(cls, url: str, options: Mapping[str, Any] | None) -> StateFolder:
-        """The folder of a savepoint, by its own path or URL."""
-        above, _, name = url.rpartition("/")
-        return cls(Files(above, options), name)
-
-    @classmethod
     def beside(cls, checkpoint: str, options: Mapping[str, Any] | None) -> StateFolder:
         """The folder with the files of the states in this file: a savepoint, or a checkpoint in a storage."""
         parent, slash, name = checkpoint.rpartition("/")
