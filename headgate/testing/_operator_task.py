@@ -544,7 +544,8 @@ class _Channel:
         if self._files is None:
             from headgate.testing._state_files import FilesOfTests, storage_of_tests  # as in a real task
 
-            self._files = FilesOfTests(replace(self._endpoint, state_storage=storage_of_tests()), self._task._identity)
+            endpoint = replace(self._endpoint, state_storage=storage_of_tests())
+            self._files = FilesOfTests(endpoint, self._task._identity, self.statistics)
         return self._files
 
     def upload_of(self, checkpoint_id: int, target: str) -> Upload:

@@ -11,6 +11,7 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protocol.describing import describe
 from protocol.wire.state_handles import StateHandle
@@ -25,6 +26,9 @@ from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles, c
 from spark_bridge.subtask.local_folder import LocalFolder
 from spark_bridge.subtask.uploads import Stopped, Upload
 
+if TYPE_CHECKING:
+    from spark_bridge.subtask.channel import ChannelStatistics
+
 __all__ = ["TaskFiles"]
 
 _STATE = "state-"
@@ -33,10 +37,12 @@ _STATE = "state-"
 class TaskFiles:
     """See the module. On the task's own thread, except for what an ``Upload`` does and ``close``.
 
+    ``statistics``: of the attempt, which have the progress of uploads.
+
     Raises ``StorageError`` if the storage cannot have files, or if there is no place for the folders on this host.
     """
 
-    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
+    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity, statistics: ChannelStatistics) -> None:
         storage = endpoint.state_storage
         check_holds_files(None if storage is None else storage.url)
         assert storage is not None
@@ -58,13 +64,7 @@ class TaskFiles:
         )
         self._snapshots = 0
         self._unused: set[Path] = set()  # folders for snapshots that were given out
-        self.upload_bytes = (0, 0)
-        """How much of the present upload, or of the last one, is done, and how much it has in all."""
-
-    @property
-    def uploaded_bytes(self) -> int:
-        """How much has been written into the storage."""
-        return self._uploader.uploaded_bytes
+        self._statistics = statistics
 
     # --- the folders of this host ---------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class TaskFiles:
         """What stores a snapshot, in the folder of a savepoint if there is a ``target``."""
 
         def progress(done: int, total: int) -> None:
-            self.upload_bytes = done, total
+            self._statistics.uploaded_bytes = self._uploader.uploaded_bytes
 
         def store(stopped: Stopped) -> StateHandle:
             try:
@@ -158,8 +158,9 @@ class TaskFiles:
             except BaseException:
                 snapshot.remove()
                 raise
-            self.upload_bytes = 0, snapshot.total_bytes
-            return self._uploader.upload(snapshot, savepoint, progress=progress, stopped=stopped)
+            handle = self._uploader.upload(snapshot, savepoint, progress=progress, stopped=stopped)
+            progress(handle.total_bytes, handle.total_bytes)  # with the manifest
+            return handle
 
         return Upload(snapshot.checkpoint_id, store)
 
