@@ -450,8 +450,11 @@ class SubtaskChannel:
         if self._files is None:
             from spark_bridge.subtask.state_files import TaskFiles  # few tasks have files, and need what it imports
 
-            self._files = TaskFiles(self.endpoint, self._identity, self.statistics)
+            self._files = TaskFiles(self.endpoint, self._identity, self._count_uploaded)
         return self._files
+
+    def _count_uploaded(self, size: int) -> None:
+        self.statistics.uploaded_bytes = size
 
     def checkpoint_ended(self, checkpoint_id: int, *, completed: bool) -> None:
         """The task's thread has come to this in its mailbox, before the barrier of any later checkpoint."""

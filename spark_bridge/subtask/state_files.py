@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from protocol.describing import describe
 from protocol.wire.state_handles import StateHandle
@@ -26,9 +26,6 @@ from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles, c
 from spark_bridge.subtask.local_folder import LocalFolder
 from spark_bridge.subtask.uploads import Stopped, Upload
 
-if TYPE_CHECKING:
-    from spark_bridge.subtask.channel import ChannelStatistics
-
 __all__ = ["TaskFiles"]
 
 _STATE = "state-"
@@ -37,12 +34,12 @@ _STATE = "state-"
 class TaskFiles:
     """See the module. On the task's own thread, except for what an ``Upload`` does and ``close``.
 
-    ``statistics``: of the attempt, which have the progress of uploads.
+    ``written`` is told how much has been written into the storage by all uploads so far.
 
     Raises ``StorageError`` if the storage cannot have files, or if there is no place for the folders on this host.
     """
 
-    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity, statistics: ChannelStatistics) -> None:
+    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity, written: Callable[[int], None]) -> None:
         storage = endpoint.state_storage
         check_holds_files(None if storage is None else storage.url)
         assert storage is not None
@@ -64,7 +61,7 @@ class TaskFiles:
         )
         self._snapshots = 0
         self._unused: set[Path] = set()  # folders for snapshots that were given out
-        self._statistics = statistics
+        self._written = written
 
     # --- the folders of this host ---------------------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class TaskFiles:
         """What stores a snapshot, in the folder of a savepoint if there is a ``target``."""
 
         def progress(done: int, total: int) -> None:
-            self._statistics.uploaded_bytes = self._uploader.uploaded_bytes
+            self._written(self._uploader.uploaded_bytes)
 
         def store(stopped: Stopped) -> StateHandle:
             try:
