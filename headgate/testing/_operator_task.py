@@ -544,8 +544,12 @@ class _Channel:
         if self._files is None:
             from headgate.testing._state_files import FilesOfTests, storage_of_tests  # as in a real task
 
-            self._files = FilesOfTests(replace(self._endpoint, state_storage=storage_of_tests()), self._task._identity)
+            endpoint = replace(self._endpoint, state_storage=storage_of_tests())
+            self._files = FilesOfTests(endpoint, self._task._identity, self._count_uploaded)
         return self._files
+
+    def _count_uploaded(self, size: int) -> None:
+        self.statistics.uploaded_bytes = size
 
     def upload_of(self, checkpoint_id: int, target: str) -> Upload:
         return self.files().upload(self._frozen.pop(checkpoint_id), target)

@@ -109,7 +109,7 @@ DECLINED_WHILE_WAITING: Final = (
 class ChannelStatistics:
     """Counts of one attempt, for logs and tests.
 
-    ``uploaded_bytes``: how much it has written into the storage, for its states in files.
+    ``uploaded_bytes``: how much it has written into the storage so far, for its states in files.
     """
 
     events_received: int = 0
@@ -450,8 +450,11 @@ class SubtaskChannel:
         if self._files is None:
             from spark_bridge.subtask.state_files import TaskFiles  # few tasks have files, and need what it imports
 
-            self._files = TaskFiles(self.endpoint, self._identity)
+            self._files = TaskFiles(self.endpoint, self._identity, self._count_uploaded)
         return self._files
+
+    def _count_uploaded(self, size: int) -> None:
+        self.statistics.uploaded_bytes = size
 
     def checkpoint_ended(self, checkpoint_id: int, *, completed: bool) -> None:
         """The task's thread has come to this in its mailbox, before the barrier of any later checkpoint."""
@@ -997,9 +1000,6 @@ class SubtaskChannel:
     def _report_upload(self, outcome: Outcome) -> None:
         """An upload has ended."""
         checkpoint_id, result = outcome
-        files = self._files
-        if files is not None:
-            self.statistics.uploaded_bytes = files.uploaded_bytes
         if checkpoint_id == LAST_STATE:
             self._last = result
         elif not self.stopping:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,10 +34,12 @@ _STATE = "state-"
 class TaskFiles:
     """See the module. On the task's own thread, except for what an ``Upload`` does and ``close``.
 
+    ``written`` is told how much has been written into the storage by all uploads so far.
+
     Raises ``StorageError`` if the storage cannot have files, or if there is no place for the folders on this host.
     """
 
-    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
+    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity, written: Callable[[int], None]) -> None:
         storage = endpoint.state_storage
         check_holds_files(None if storage is None else storage.url)
         assert storage is not None
@@ -58,13 +61,7 @@ class TaskFiles:
         )
         self._snapshots = 0
         self._unused: set[Path] = set()  # folders for snapshots that were given out
-        self.upload_bytes = (0, 0)
-        """How much of the present upload, or of the last one, is done, and how much it has in all."""
-
-    @property
-    def uploaded_bytes(self) -> int:
-        """How much has been written into the storage."""
-        return self._uploader.uploaded_bytes
+        self._written = written
 
     # --- the folders of this host ---------------------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class TaskFiles:
         """What stores a snapshot, in the folder of a savepoint if there is a ``target``."""
 
         def progress(done: int, total: int) -> None:
-            self.upload_bytes = done, total
+            self._written(self._uploader.uploaded_bytes)
 
         def store(stopped: Stopped) -> StateHandle:
             try:
@@ -158,8 +155,9 @@ class TaskFiles:
             except BaseException:
                 snapshot.remove()
                 raise
-            self.upload_bytes = 0, snapshot.total_bytes
-            return self._uploader.upload(snapshot, savepoint, progress=progress, stopped=stopped)
+            handle = self._uploader.upload(snapshot, savepoint, progress=progress, stopped=stopped)
+            progress(handle.total_bytes, handle.total_bytes)  # with the manifest
+            return handle
 
         return Upload(snapshot.checkpoint_id, store)
 

@@ -42,7 +42,7 @@ from spark_bridge.storage.state_files.restoring import restore
 from spark_bridge.storage.state_files.uploading import StateUploader
 from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
 from spark_bridge.subtask import AttemptOver, SubtaskContext
-from spark_bridge.subtask.local_folder import FOLDER
+from spark_bridge.subtask.local_folder import FOLDER, LocalFolder
 from tests.spark_bridge.subtask.operators import EventSource
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask, barrier
 
@@ -476,6 +476,16 @@ def test_a_checkpoint_during_the_last_upload_is_taken_and_the_last_state_is_newe
     task.outputs()
 
 
+def test_a_task_whose_outputs_are_abandoned_stores_its_last_state(
+    peer: Peer, storage: StateStorage, tmp_path: Path
+) -> None:
+    """Spark counts it as a success, as after ``take(1)``."""
+    task, connection = peer.run(Keeper(), limit=1, state_storage=storage)
+    connection.send(connection.event(1, "one"))
+    assert list(state_at(storage, connection.finish().files, tmp_path / "last").values()) == [b"'one'"]
+    assert task.outputs() == ["one"]
+
+
 def test_the_attempt_may_end_during_the_upload_of_its_last_state(peer: Peer, storage: StateStorage, gate: Gate) -> None:
     task, connection = peer.run(Keeper(), state_storage=storage)
     connection.send(connection.event(1, "end"))
@@ -785,6 +795,31 @@ def test_what_other_applications_have_left_is_removed_and_what_lives_is_not(
     first_connection.send(first_connection.event(1, "end"))
     first_connection.finish()
     first.outputs()
+
+
+_FORKED = """
+import os, sys
+from spark_bridge.subtask.local_folder import LocalFolder
+folder = LocalFolder.make("words", 2, "ab")
+child = os.fork()
+if not child:
+    folder.forget()
+    print("forgotten", flush=True)
+    os.read(0, 1)
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_a_forked_process_does_not_keep_the_folder_of_a_task_that_is_gone(executor: Path) -> None:
+    arguments = [sys.executable, "-W", "error", "-c", _FORKED]
+    with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "forgotten\n"
+        assert process.wait(PATIENCE_S) == 0
+        [left] = LocalFolder.left_of("words", 2, "ab")
+        left.remove()
+    assert list(executor.iterdir()) == []
 
 
 def test_secrets_are_not_shown(storage: StateStorage, peer: Peer) -> None:
