@@ -169,7 +169,7 @@ wait-that-is-over-joins [new; H176]
 spare-tasks-are-let-in-without-end [new; H109]
   Members of a full group are told that a spare task waits.
   @ protocol.group:GroupMachine.waiting
-  T if current is None or not current.inside:
+  ~ free = max(0, self.config.max_size - len(current.members)) => free = len(self._candidates)
 members-that-let-others-in-are-left-behind [new; H109]
   A generation is formed without a member that has left to let others in and comes back.
   @ protocol.group:GroupMachine._patience_s

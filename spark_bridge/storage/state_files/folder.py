@@ -65,6 +65,12 @@ class StateFolder:
         files = Files(parent + slash or ".", options)
         return cls.of_savepoint(files, name) if is_savepoint(name) else cls(files, STATES_FOLDER)
 
+    @classmethod
+    def at(cls, url: str, options: Mapping[str, Any] | None) -> StateFolder:
+        """The folder of a savepoint, by its own path or URL."""
+        above, _, name = url.rpartition("/")
+        return cls(Files(above, options), name)
+
     @property
     def url(self) -> str:
         """Its full name."""
