@@ -48,7 +48,7 @@ def test_a_world_with_ready_made_parts_that_once_broke_a_rule_keeps_it(seed: int
     assert world.figures.happenings["an item"]
 
 
-@pytest.mark.parametrize("seed", [6, 48, 65, 310, 418, 654])
+@pytest.mark.parametrize("seed", [9, 48, 65, 310, 418, 654])
 def test_an_async_stage_has_one_result_for_each_record(seed: int) -> None:  # H180, H181
     """Ordered and not, behind the source and behind a plain function, while tasks and drivers die and are rescaled."""
     world, error = run_world(seed, chains=0.0, staged=1.0, paid=1.0, files=0.0)
