@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,8 @@ class InADatabase(Counting):
         return StateFiles(folder, immutable=())
 
 
-def test_a_database_survives_a_task_an_application_and_a_savepoint(spark: SparkSession, tmp_path: Path) -> None:
-    """H190 to H193."""
+def test_a_database_survives_a_task_and_an_application(spark: SparkSession, tmp_path: Path) -> None:
+    """H190, H192: the second attempt and the second application each have what the last checkpoint had."""
     config = SidecarConfig(storage=tmp_path / "storage")
     first = CountingCoordinator()
     with Sidecar(spark, config) as sidecar:
@@ -114,30 +115,23 @@ def test_a_database_survives_a_task_an_application_and_a_savepoint(spark: SparkS
             first.wait_for(ready(3))
             first.send_numbers(0, 5)
             first.wait_until_seen(0, 305)
-            saved = sidecar.savepoint("op", directory=str(tmp_path / "savepoints"))
-            first.send_numbers(0, 5)
-            first.wait_until_seen(0, 310)
+            sidecar.checkpoint()
             first.stop_all()
-    assert outcome == [[(0, 310), (1, 0)]]
+    assert outcome == [[(0, 305), (1, 0)]]
     assert first.wrong == []
 
-    check_continues(spark, tmp_path / "storage", "latest", 310)
-    check_continues(spark, tmp_path / "elsewhere", CheckpointFile(saved), 305)
-
-
-def check_continues(spark: SparkSession, storage: Path, restore: Any, last: int) -> None:
     coordinator = CountingCoordinator()
-    with Sidecar(spark, SidecarConfig(storage=storage)) as sidecar:
-        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING, restore=restore)
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING)
         with running(lambda: sidecar.run(action_of(spark, handle, 2, InADatabase))) as outcome:
             coordinator.wait_for(ready(2))
             coordinator.send_numbers(0, 1)
             coordinator.send_numbers(1, 1)
-            coordinator.wait_until_seen(0, last + 1)
+            coordinator.wait_until_seen(0, 306)
             coordinator.wait_until_seen(1, 1)
             sidecar.checkpoint()
             coordinator.stop_all()
-    assert outcome == [[(0, last + 1), (1, 1)]]
+    assert outcome == [[(0, 306), (1, 1)]]
     assert coordinator.wrong == []
 
 
@@ -147,3 +141,35 @@ def test_without_a_storage_the_task_says_what_to_set(spark: SparkSession) -> Non
         handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
         with pytest.raises(Exception, match=r"needs a storage that all executors can write.*SidecarConfig\(storage"):
             action_of(spark, handle, 1, InFiles)()
+
+
+def test_an_application_continues_from_a_savepoint_and_needs_it_no_more(spark: SparkSession, tmp_path: Path) -> None:
+    """H193: neither the storage of the first application, nor the savepoint after the first checkpoint."""
+    first = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=tmp_path / "first")) as sidecar:
+        handle = sidecar.coordinate("op", first, parallelism=2, mode=STREAMING)
+        with running(action_of(spark, handle, 2, InFiles)):
+            first.wait_for(ready(2))
+            first.send_numbers(0, 5)
+            first.wait_until_seen(0, 5)
+            sidecar.checkpoint()
+            savepoint = sidecar.savepoint(directory=str(tmp_path / "saved"))
+            sidecar.release("op")
+    shutil.rmtree(tmp_path / "first")
+    second = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=tmp_path / "second")) as sidecar:
+        handle = sidecar.coordinate("op", second, parallelism=2, mode=STREAMING, restore=CheckpointFile(savepoint))
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, InFiles))) as outcome:
+            second.wait_for(ready(2))
+            sidecar.checkpoint()
+            shutil.rmtree(tmp_path / "saved")
+            second.send_numbers(0, 3)
+            second.wait_until_seen(0, 8)
+            sidecar.checkpoint()
+            second.tell(0, "die")
+            second.wait_for(ready(3))
+            second.send_numbers(0, 1)
+            second.wait_until_seen(0, 9)
+            second.stop_all()
+    assert outcome == [[(0, 9), (1, 0)]]
+    assert second.wrong == []
