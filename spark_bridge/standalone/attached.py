@@ -312,7 +312,7 @@ class AttachedSidecar(StaysOnDriver):
                 if key not in ("mode", "stages", "parts", "state_storage")
             },
             mode=mode,
-            state_storage=states and StateStorage(states[0], None, *states[1:]),
+            state_storage=states and StateStorage(options=None, **states),
             key=self._keys.task_key(name),
             certificate_sha256=self._address.certificate_sha256,
         )

@@ -457,7 +457,7 @@ def described(handle: OperatorHandle) -> dict[str, Any]:
         "ready_timeout_s": endpoint.ready_timeout_s,
         "event_bytes_max": endpoint.event_bytes_max,
         "local_files": endpoint.local_files,
-        "state_storage": states and [states.url, states.epoch, states.token],
+        "state_storage": states and {"url": states.url, "epoch": states.epoch, "token": states.token},
         "stages": list(handle.stages),
         "parts": handle.parts,
     }

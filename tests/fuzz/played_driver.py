@@ -20,7 +20,7 @@ from protocol.wire.framing import frame
 from protocol.wire.handshake import NONCE_BYTES
 from protocol.wire.keys import IDENTITY_BYTES, Key, Purpose, identity_of
 from protocol.wire.messages import RestoreMode
-from spark_bridge.common.endpoint import TaskEndpoint
+from spark_bridge.common.endpoint import StateStorage, TaskEndpoint
 from spark_bridge.standalone.control_client import ControlAddress, ask
 from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES
 from tests.fuzz.honest import HonestTask
@@ -144,8 +144,10 @@ class PlayedDriver:
             self._connected.cancel()
             raise
         assert (description.pop("stages"), description.pop("parts")) == ([], {})
+        states = description.pop("state_storage")
         self._endpoint = TaskEndpoint(
             **{**description, "mode": RestoreMode(description["mode"])},
+            state_storage=states and StateStorage(options=None, **states),
             key=address.keys.task_key(HONEST),
             certificate_sha256=address.certificate_sha256,
         )

@@ -201,6 +201,15 @@ async def test_tasks_write_no_value_in_clear_if_the_process_does_not_know_whethe
         assert (await driver.ask("operators"))[HONEST]["local_files"] is False
 
 
+async def test_a_separate_process_says_where_states_are_and_not_with_which_options(tmp_path: Path) -> None:
+    """H76: the connection may not be encrypted, and options may be credentials."""
+    config = SidecarConfig(storage=tmp_path, storage_details=StorageDetails(options={"auto_mkdir": True}))
+    async with a_process(config) as served, PlayedDriver(served.address) as driver:
+        states = (await driver.ask("operators"))[HONEST]["state_storage"]
+    assert (states.pop("url"), states.pop("epoch"), len(states.pop("token"))) == (str(tmp_path), 1, 16)
+    assert states == {}
+
+
 @pytest.mark.parametrize("method", ["shared", "permits", "work_queue", "group"])
 def test_a_part_is_not_made_by_an_attached_driver(method: str) -> None:
     """It would have a coordinator in no process."""
