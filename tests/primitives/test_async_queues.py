@@ -370,7 +370,7 @@ async def test_an_item_that_comes_in_the_moment_of_a_cancellation_goes_back_to_t
     assert (list(part._hand), part._in_loops) == ([(7, 0, "item")], {})
 
 
-def test_states_of_subtasks_without_items_are_no_items() -> None:
+def test_states_of_subtasks_without_items_are_empty() -> None:
     part = WorkQueuePart("numbers", 1, False)
     assert part.merge_states({0: b"", 1: b""}) == b""
     state = encode_state(_HAND, {"items": [[7, 0, "item"]], "begun": [8]})
@@ -383,5 +383,5 @@ def test_what_the_result_of_an_earlier_input_has_found_is_not_added() -> None:
     part.add_found([[1, 0, "of an item that this input has not"]])
     assert part._found == []
     part.giving_out(7)
-    part.add_found([[1, 0, "of its own"]])
-    assert part._found == [(1, 0, "of its own")]
+    part.add_found([[1, 0, "of this input"]])
+    assert part._found == [(1, 0, "of this input")]

@@ -326,7 +326,7 @@ class Store:
         self.entries: dict[bytes, bytes] = {}
         self.waiting: dict[bytes, bytes] = {}
         self.user: ValueUser | None = None
-        self.at_once = True
+        self.immediate = True
 
     async def open(self, user: ValueUser) -> list[tuple[bytes, bytes]]:
         assert self.user is None
@@ -335,7 +335,7 @@ class Store:
 
     def append(self, key: bytes, value: bytes) -> None:
         self.waiting[key] = value
-        if self.at_once:
+        if self.immediate:
             asyncio.get_running_loop().call_soon(self.write)
 
     def write(self) -> None:
@@ -406,7 +406,7 @@ async def test_nothing_is_reserved_before_the_storage_has_a_ceiling_for_it() -> 
     store = Store()
     budget = durable(store, 100)
     op = await Half(budget).start()
-    store.at_once = False
+    store.immediate = False
     answer = await op.reserve(1, 30)
     await turns()
     assert (answer.done(), budget.reserved) == (False, 0)
@@ -459,7 +459,7 @@ async def test_an_end_waits_for_what_was_spent_to_be_written_and_not_without_end
     op = await Half(budget).start()
     assert await (await op.reserve(1, 30)) == ""
     await op.settle(1, 10)
-    store.at_once = False
+    store.immediate = False
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(op.half.close)
         await anyio.wait_all_tasks_blocked()
@@ -479,7 +479,7 @@ async def test_a_late_write_of_an_earlier_operator_is_not_taken_for_one_of_the_p
     store = Store()
     budget = durable(store, 100)
     op = await Half(budget).start()
-    store.at_once = False
+    store.immediate = False
     answer = await op.reserve(1, 30)
     await turns()
     assert store.user is not None

@@ -405,7 +405,7 @@ def test_what_must_not_wait_says_so_if_it_does() -> None:
         finished(asyncio.sleep(0))
 
 
-def test_a_sink_of_failures_is_a_part_of_its_own_beside_the_stages() -> None:
+def test_a_sink_of_failures_is_a_part_beside_the_stages() -> None:
     async def work(record: Any) -> Any: ...
 
     sink = MemorySink(Server(), "failed")
@@ -710,7 +710,7 @@ def test_a_loss_that_is_known_is_not_judged_again(error: Exception) -> None:  # 
     assert meeting.asked[asked:] == [Question(1).as_event()]
 
 
-def test_one_that_is_told_of_a_loss_in_place_of_a_generation_leaves_and_raises_it() -> None:
+def test_one_that_gets_a_loss_in_place_of_a_generation_leaves_and_raises_it() -> None:
     meeting = Meeting(1)
     meeting.admits = False
     part = meeting.part(0)

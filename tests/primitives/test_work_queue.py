@@ -553,6 +553,21 @@ async def test_what_an_attempt_wants_is_not_forgotten_when_its_copy_has_returned
     assert readers.by_subtask == {0: [2], 1: [1]}
 
 
+async def test_what_only_the_first_attempt_has_done_is_undone_if_its_copy_counts() -> None:  # H100
+    half, readers = await a_half(["a", "b"], {0: [0]})
+    await half.handle_source_event(0, 0, report(wanted=1))
+    first = readers.items
+    await half.handle_source_event(0, 0, report(wanted=1))
+    both = readers.items = first + readers.items
+    readers.assigned_splits = lambda subtask: both  # type: ignore[method-assign]
+    await half.handle_source_event(0, 0, report(both[0][0]))
+    assert half.progress == (1, 2)
+    readers.running[0] = [0, 1]
+    await half.handle_source_event(0, 1, report(last=True))
+    await half.attempt_ended(0, 1, True)
+    assert half.progress == (0, 2)
+
+
 async def test_the_copy_of_an_attempt_that_counts_gets_nothing() -> None:
     half, readers = await a_half(["a"], {0: [0, 1], 1: [0]})
     readers.running[0] = [1]
