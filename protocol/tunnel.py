@@ -60,8 +60,8 @@ class TunnelLimits:
 
     At most ``channels_max`` channels are open. Of the data that is on its way, a channel has at most
     ``channel_bytes_max``, and all channels together have about ``total_bytes_max``, but each may always have
-    ``channel_bytes_least``. A packet has about ``packet_bytes_max`` bytes. At most ``packets_max`` are not acknowledged,
-    with about ``total_bytes_max``.
+    ``channel_bytes_least``. A packet has about ``packet_bytes_max`` bytes. From the oldest one on that has not arrived,
+    at most ``packets_max`` are sent, with about ``total_bytes_max``.
     """
 
     channels_max: int = 10_000
@@ -113,6 +113,13 @@ class ChannelReset(NamedTuple):
 TunnelEvent = ChannelOpened | DataReceived | ChannelEnded | ChannelReset
 
 
+class _Kept(NamedTuple):
+    """A packet that was sent; without its body once it has arrived, until all before it have, too."""
+
+    size: int
+    body: bytes | None
+
+
 class _Channel:
     """One open channel: ``unsent`` is what ``write`` was given."""
 
@@ -148,7 +155,7 @@ class TunnelEnd:
         self._credit_due = False
         # The link.
         self._number = 0
-        self._kept: dict[int, bytes] = {}  # packets that may not have arrived, by number
+        self._kept: dict[int, _Kept] = {}  # by number, without a gap: each is in the memory of one of the ends
         self._kept_bytes = 0
         self._again: deque[int] = deque()
         self._taken = 0
@@ -258,29 +265,39 @@ class TunnelEnd:
         """The next packet to send; None if there is nothing. With ``keepalive``, there always is one."""
         while self._again:
             number = self._again.popleft()
-            if number in self._kept:
-                return self._packet(number, self._kept[number])
+            body = self._body_of(number)
+            if body is not None:
+                return self._packet(number, body)
         if len(self._kept) < self._limits.packets_max and self._kept_bytes < self._limits.total_bytes_max:
             body = b"".join(self._frames(keepalive))
             if body:
                 self._number += 1
-                self._kept[self._number] = body
+                self._kept[self._number] = _Kept(len(body), body)
                 self._kept_bytes += len(body)
                 return self._packet(self._number, body)
         return self._packet(0, b"") if self._ack_due or keepalive else None
 
     def arrived(self, number: int) -> None:
         """The call with this packet has returned, so the other end has it. Idempotent."""
-        self._kept_bytes -= len(self._kept.pop(number, b""))
+        kept = self._kept.get(number)
+        if kept is None:
+            return
+        self._kept[number] = _Kept(kept.size, None)
+        while self._kept and self._kept[first := next(iter(self._kept))].body is None:
+            self._kept_bytes -= self._kept.pop(first).size
 
     def send_again(self, number: int) -> None:
         """The call with this packet has failed, so the other end may not have it."""
-        if number in self._kept and number not in self._again:
+        if self._body_of(number) is not None and number not in self._again:
             self._again.append(number)
 
     def send_all_again(self) -> None:
         """The link has begun again: send everything that was not acknowledged, in order."""
         self._again = deque(self._kept)
+
+    def _body_of(self, number: int) -> bytes | None:
+        kept = self._kept.get(number)
+        return None if kept is None else kept.body
 
     def _packet(self, number: int, body: bytes) -> Packet:
         self._acknowledged = self._taken
@@ -356,7 +373,7 @@ class TunnelEnd:
         if number > self._number:
             raise RemoteProtocolError(f"packet {number} was acknowledged before it was sent")
         while self._kept and (first := next(iter(self._kept))) <= number:
-            self._kept_bytes -= len(self._kept.pop(first))
+            self._kept_bytes -= self._kept.pop(first).size
 
     def receive(self, data: bytes) -> list[TunnelEvent]:
         """Take a packet; returns what follows from it, in order. Raises ``RemoteProtocolError``: the tunnel is over."""
