@@ -65,10 +65,10 @@ class TunnelLimits:
     """
 
     channels_max: int = 10_000
-    channel_bytes_max: int = 4 * 2**20
-    total_bytes_max: int = 32 * 2**20
+    channel_bytes_max: int = 16 * 2**20
+    total_bytes_max: int = 48 * 2**20
     channel_bytes_least: int = 16 * 1024
-    packet_bytes_max: int = 2**20
+    packet_bytes_max: int = 4 * 2**20
     packets_max: int = 1024
 
     def __post_init__(self) -> None:

@@ -23,10 +23,10 @@ final class TunnelEnd {
 
     /** The limits; both ends use the same. */
     static final int CHANNELS_MAX = 10_000;
-    static final int CHANNEL_BYTES_MAX = 4 << 20;
-    static final int TOTAL_BYTES_MAX = 32 << 20;
+    static final int CHANNEL_BYTES_MAX = 16 << 20;
+    static final int TOTAL_BYTES_MAX = 48 << 20;
     static final int CHANNEL_BYTES_LEAST = 16 << 10;
-    static final int PACKET_BYTES_MAX = 1 << 20;
+    static final int PACKET_BYTES_MAX = 4 << 20;
     static final int PACKETS_MAX = 1024;
 
     private static final int HEAD = 16;

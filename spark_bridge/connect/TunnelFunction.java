@@ -48,7 +48,7 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
 
     private static final String SETTING = "spark.headgate.tunnel.";
     private static final int NAME_BYTES = 16;
-    private static final int TUNNELS_MAX = 64;
+    private static final int TUNNELS_MAX = 16;
     private static final String TYPE = "headgate/tunnel";
 
     /** A tunnel, by its name and its session. */
@@ -171,7 +171,7 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
 
     private static ConfigEntry<?> register(String key, Tunnel tunnel) throws Exception {
         ConfigBuilder builder = SQLConf$.MODULE$.buildConf(SETTING + key).internal().doc("").version("4.1.0");
-        return withPolicy(builder).stringConf().transform(new AbstractFunction1<String, String>() {
+        ConfigEntry<String> setting = withPolicy(builder).stringConf().transform(new AbstractFunction1<String, String>() {
             @Override
             public String apply(String value) {
                 if (!value.isEmpty()) {
@@ -180,6 +180,8 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
                 return "";
             }
         }).createWithDefault("");
+        ConfigEntry$.MODULE$.knownConfigs().remove(setting.key()); // Spark's UI shows the names of those
+        return setting;
     }
 
     /** Since Spark 4.2, each setting has to say what it means for views. */
@@ -199,7 +201,6 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
     private static void unregister(ConfigEntry<?> setting) {
         if (setting != null) {
             SQLConf$.MODULE$.unregister(setting);
-            ConfigEntry$.MODULE$.knownConfigs().remove(setting.key());
         }
     }
 

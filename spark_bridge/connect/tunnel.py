@@ -22,7 +22,7 @@ from actors.logs import get_logger
 from actors.threads import DRIVER
 from protocol.errors import RemoteProtocolError
 from protocol.tunnel import ChannelEnded, ChannelOpened, DataReceived, Packet, TunnelEnd, TunnelLimits
-from spark_bridge.connect.tunnel_calls import TunnelCalls, TunnelClosed
+from spark_bridge.connect.tunnel_calls import SMALL_BYTES_MAX, TunnelCalls, TunnelClosed
 
 __all__ = ["Tunnel"]
 
@@ -30,6 +30,9 @@ log = get_logger("headgate.connect")
 
 UP_MAX = 4
 """So many calls bring packets up at the same time."""
+LARGE_MAX = 2
+"""So many of them may be large. A large call costs tens of milliseconds, and little more if it carries megabytes, which
+collect while others are under way."""
 PAUSES_PER_LEASE = 6
 SILENT_PAUSES = 3
 """After so many pauses without a word from the server, its responses are asked for again."""
@@ -67,6 +70,7 @@ class Tunnel:
         self._connections_max = _connections_max()
         self._packets: SimpleQueue[Packet | None] = SimpleQueue()
         self._calling = 0
+        self._large = 0  # of those
         self._pump_due = False
         self._is_open = False
         self._heard_up = self._heard_down = 0.0
@@ -148,7 +152,7 @@ class Tunnel:
         if now - self._heard_down > SILENT_PAUSES * self._pause_s:
             self._heard_down = now
             self._calls.interrupt()
-        if self._calling < UP_MAX:
+        if self._may_call:
             packet = self._machine.next_packet(keepalive=True)
             assert packet is not None
             self._call(packet)
@@ -165,15 +169,20 @@ class Tunnel:
         self._pump_due = False
         if not self._is_open:
             return
-        while self._calling < UP_MAX and (packet := self._machine.next_packet()) is not None:
+        while self._may_call and (packet := self._machine.next_packet()) is not None:
             self._call(packet)
         for channel in self._machine.take_drained():
             if channel in self._connections:
                 self._connections[channel].read_again()
         self._check_settled()
 
+    @property
+    def _may_call(self) -> bool:
+        return self._calling < UP_MAX and self._large < LARGE_MAX
+
     def _call(self, packet: Packet) -> None:
         self._calling += 1
+        self._large += len(packet.data) > SMALL_BYTES_MAX
         self._packets.put(packet)
 
     def _bring(self) -> None:
@@ -188,6 +197,7 @@ class Tunnel:
 
     def _brought(self, packet: Packet, error: Exception | None) -> None:
         self._calling -= 1
+        self._large -= len(packet.data) > SMALL_BYTES_MAX
         if error is None:
             self._heard_up = self._loop.time()
             self._machine.arrived(packet.number)

@@ -24,7 +24,7 @@ from actors.logs import get_logger
 from protocol.describing import type_name
 from spark_bridge.common.errors import ConnectRefused
 
-__all__ = ["PublicCalls", "StubCalls", "TunnelCalls", "TunnelClosed", "calls_of"]
+__all__ = ["SMALL_BYTES_MAX", "PublicCalls", "StubCalls", "TunnelCalls", "TunnelClosed", "calls_of"]
 
 log = get_logger("headgate.connect")
 
@@ -33,8 +33,8 @@ KEY_BYTES = 16
 _OPEN, _PUSH, _POLL, _UP, _CLOSE = range(5)
 _NUMBER = Struct(">q")
 _SETTING = "spark.headgate.tunnel."
-_SETTING_BYTES_MAX = 12 * 1024
-"""A larger packet goes up in a plan: a setting is a text, in base 64."""
+SMALL_BYTES_MAX = 48 * 1024
+"""A larger packet goes up in a plan: a setting is a text, in base 64, which Spark searches for passwords."""
 _CALL_TIMEOUT_S = 20.0
 _OVER = ("this tunnel is closed", "the tunnel is closed", "INVALID_HANDLE", "NO_ACTIVE_SESSION", "closed channel")
 """What an error says if no later call can succeed."""
@@ -144,7 +144,7 @@ class StubCalls(PublicCalls):
     def up(self, packet: bytes) -> None:
         """See ``TunnelCalls``."""
         with _closed_if_over():
-            if len(packet) > _SETTING_BYTES_MAX:
+            if len(packet) > SMALL_BYTES_MAX:
                 request = self._of_session(self._messages.AnalyzePlanRequest())
                 request.input_files.plan.CopyFrom(self._plan(bytes([_UP]) + self._key + packet))
                 self._stub.AnalyzePlan(request, metadata=self._meta(), timeout=_CALL_TIMEOUT_S)

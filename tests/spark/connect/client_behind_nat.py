@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ from spark_bridge.driver.config import Way
 from tests.spark import test_streams
 from tests.spark.connect import jobs
 from tests.spark.faults import file_gates, waiting
+
+
+class RowReader(jobs.NumberReader):
+    """Yields each split, which is a number, as a row."""
+
+    def read_split(self, split: int) -> Iterator[Any]:
+        yield (split,)
+
+
+class RowSource(jobs.NumberSource):
+    """Numbers, as rows."""
+
+    @property
+    def operator(self) -> Callable[[], RowReader]:
+        return RowReader
 
 
 def main(url: str, folder: str, way: Way, lease_s: str = "") -> None:
@@ -41,7 +57,7 @@ def main(url: str, folder: str, way: Way, lease_s: str = "") -> None:
 
 def stream(spark: Any, sidecar: Sidecar, folder: Path) -> list[int]:
     """What a query of a source has written: Spark's planning process asks this process for each batch."""
-    sidecar.source("counted", jobs.NumberSource(10), schema="number long", parallelism=1)
+    sidecar.source("counted", RowSource(10), schema="number long", parallelism=1)
     query = (
         spark.readStream.format("counted")
         .load()

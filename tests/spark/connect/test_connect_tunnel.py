@@ -52,19 +52,26 @@ def tunnels(server: ConnectServer) -> int:
 # --- a sidecar ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["auto", "tunnel"])
-def test_a_client_that_nobody_can_dial_uses_everything(server: ConnectServer, tmp_path: Path, way: str) -> None:
-    """In a network where only the server's port answers: events, requests, a killed task, and a stream's batches."""
+@pytest.fixture(scope="module")
+def host_behind_nat() -> Iterator[HostOfItsOwn]:
+    """A host that nothing leads to, and from which nothing leads away."""
     with host_apart() as host:
         host.cut()
-        with door_to(server, host) as port:
-            program = [sys.executable, "-m", "tests.spark.connect.client_behind_nat", f"sc://127.0.0.1:{port}"]
-            command = [*host.inside, *program, str(tmp_path), way]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        yield host
+
+
+@pytest.mark.parametrize("way", ["auto", "tunnel"])
+def test_a_client_that_nobody_can_dial_uses_everything(
+    server: ConnectServer, host_behind_nat: HostOfItsOwn, tmp_path: Path, way: str
+) -> None:
+    """In a network where only the server's port answers: events, requests, a killed task, and a stream's batches."""
+    with door_to(server, host_behind_nat) as port:
+        program = [sys.executable, "-m", "tests.spark.connect.client_behind_nat", f"sc://127.0.0.1:{port}"]
+        command = [*host_behind_nat.inside, *program, str(tmp_path), way]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
     assert said == {"rows": list(range(20)), "lost": ["FAILED"], "way": "tunnel", "streamed": list(range(10))}
-    assert "way to this process way=tunnel" in done.stderr
     wait_until(lambda: tunnels(server) == 0)
 
 
@@ -199,7 +206,7 @@ def test_no_key_of_a_tunnel_is_in_anything_that_the_server_shows_or_writes(serve
         read(session, handle)
         calls = sidecar._entered()[1]._driver._reach._tunnel._calls  # type: ignore[attr-defined]
         texts = texts_of(server)
-    assert found_in(texts, [calls._name]) != [], "the search must find what is there"
+    assert any(calls._function in text for text in texts.values()), "the search must find what is there"
     assert found_in(texts, [calls._key]) == []
 
 
