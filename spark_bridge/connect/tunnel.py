@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from struct import Struct
 from typing import cast
 
 import anyio
@@ -38,6 +40,8 @@ SILENT_PAUSES = 3
 """After so many pauses without a word from the server, its responses are asked for again."""
 RETRY_PAUSE_S = 0.2
 JOIN_S = 1.0
+_RESET = Struct("ii").pack(1, 0)
+"""A socket that lingers for zero seconds resets its connection when it is closed."""
 SETTLE_S = 2.0
 """What was written last has so long to leave when the tunnel is closed."""
 
@@ -328,9 +332,11 @@ class _Connection(asyncio.Protocol):
                 self._transport.write_eof()
 
     def abort(self) -> None:
-        """The channel is over."""
+        """The channel is over: the port sees a reset, as it would of the other side itself."""
         self._aborted = True
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
+            one = self._transport.get_extra_info("socket")
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()
 
     def read_again(self) -> None:
@@ -348,7 +354,7 @@ class _Connection(asyncio.Protocol):
         if self._ended:
             self._transport.write_eof()
         if self._aborted:
-            self._transport.abort()
+            self.abort()
         self._tunnel.pump_soon()
 
     def data_received(self, data: bytes) -> None:
