@@ -99,7 +99,7 @@ class Peer(asyncio.Protocol):
     """What listens here: it keeps what it reads."""
 
     def __init__(self, peers: list[Peer]) -> None:
-        self.read = b""
+        self.read = bytearray()
         self.ended = asyncio.Event()
         self.lost = asyncio.Event()
         self.transport: asyncio.Transport
