@@ -281,6 +281,36 @@ def test_many_slow_connections_hold_a_bounded_amount_and_a_quick_one_still_moves
     assert moved == 500
 
 
+def test_a_channel_whose_data_was_passed_on_does_not_wait_for_others_when_capacity_becomes_scarce() -> None:
+    """The little credit that it has to get is worth no packet before that."""
+    limits = TunnelLimits(channels_max=4, channel_bytes_max=64, total_bytes_max=160, channel_bytes_least=8)
+    server, client = connected(limits, channels=4)
+    server.write(1, bytes(10))
+    exchange(server, client, consume=True)
+    assert client.next_packet() is None
+    for channel in (2, 3, 4):
+        server.write(channel, bytes(1000))
+    exchange(server, client)
+    exchange(client, server)
+    assert 1 not in server._uncredited
+
+
+def test_a_packet_that_comes_again_is_acknowledged_again() -> None:
+    """The other end has not learnt that it is here, and keeps it, perhaps until its memory is full."""
+    server, client = connected()
+    server.write(1, b"data")
+    packet = server.next_packet()
+    assert packet is not None
+    assert client.receive(packet.data) == [DataReceived(1, b"data")]
+    assert client.next_packet() is None
+    assert client.receive(packet.data) == []
+    acknowledgement = client.next_packet()
+    assert acknowledgement is not None
+    assert acknowledgement.number == 0
+    server.receive(acknowledgement.data)
+    assert server.is_settled
+
+
 def test_what_a_reset_channel_had_waiting_counts_as_passed_on() -> None:
     """Otherwise the connections that come and go would use up what all may have."""
     limits = TunnelLimits(channels_max=2, channel_bytes_max=64, total_bytes_max=100, channel_bytes_least=1)
