@@ -200,7 +200,7 @@ def test_a_server_that_ends_ends_the_run_of_a_client_with_a_tunnel(tmp_path: Pat
 
 
 def test_no_key_of_a_tunnel_is_in_anything_that_the_server_shows_or_writes(server: ConnectServer, session: Any) -> None:
-    """Whoever knows it can put packets into the tunnel. The name is public, and only for its session."""
+    """Anyone who knows it can put packets into the tunnel. The name is public, and only for its session."""
     with Sidecar(session, TUNNEL) as sidecar:
         handle = sidecar.coordinate("numbers", lambda: Numbers(range(2)), parallelism=1)
         read(session, handle)
