@@ -152,7 +152,7 @@ def _run(session: Any, handle: OperatorHandle) -> None:
 
 
 @contextmanager
-def _remote_session() -> Iterator[Any]:
+def remote_session() -> Iterator[Any]:
     """A session of a Spark Connect server that is started for it."""
     from pyspark.sql.connect.session import SparkSession
 
@@ -244,7 +244,7 @@ def _figures_of(name: str, plan: Plan, samples: Rounds, baseline: Rounds) -> Ite
 def _measure(name: str, quick: bool, progress: Progress) -> list[Figure]:
     if quick not in _measured:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-        with spark_session(MASTER) as driver, _remote_session() as remote:
+        with spark_session(MASTER) as driver, remote_session() as remote:
             _measured[quick] = asyncio.run(_compare(driver, remote, quick, progress))
     return _measured[quick][name]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 
 from protocol.facts import EngineFact, StageLook, StatusReported, TaskPlace
 from protocol.wire.keys import KEY_BYTES, KeyRing
@@ -70,7 +71,7 @@ class PretendedDriver(SparkDriver, QuietRelay):
         config: SidecarConfig,
         on_lost: OnLost,
         encryption: Encryption,
-        tasks_at: tuple[str, int],
+        tasks_at: Callable[[], tuple[str, int]],
     ) -> Relay:
         self._on_fact = on_fact
         return self

@@ -143,7 +143,7 @@ class TimedDriver(LocalDriver):
         config: SidecarConfig,
         on_lost: OnLost,
         encryption: Encryption,
-        tasks_at: tuple[str, int],
+        tasks_at: Callable[[], tuple[str, int]],
     ) -> Relay:
         def hear(relayed: RelayedFact) -> None:
             if is_failure(relayed):

@@ -209,6 +209,8 @@ LAYERS = (
         | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"}
         | {"ddsketch", "opentelemetry", "prometheus_client", "tqdm"},
     ),
+    # What makes a plan by hand. PyArrow comes with every client of Spark Connect.
+    Layer("spark_bridge/connect/tunnel_calls.py", COMMON | {"actors.logs", "pyarrow", "pyspark"}),
     Layer(
         "spark_bridge/",
         STDLIB | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"},

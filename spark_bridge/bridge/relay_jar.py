@@ -11,13 +11,25 @@ import hashlib
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-__all__ = ["DRIVER_CLASS", "FUNCTION_CLASS", "LISTENER_CLASS", "SOURCES", "jar", "jar_bytes", "sources_digest"]
+__all__ = [
+    "DRIVER_CLASS",
+    "FUNCTION_CLASS",
+    "LISTENER_CLASS",
+    "SOURCES",
+    "TUNNEL_CLASS",
+    "jar",
+    "jar_bytes",
+    "sources_digest",
+]
 
 DRIVER_CLASS = "headgate.relay.TaskEventRelay"
 """The class of the driver's relay."""
 
 FUNCTION_CLASS = "headgate.relay.SessionFunction"
 """The class of the function that a client registers."""
+
+TUNNEL_CLASS = "headgate.relay.TunnelFunction"
+"""The class of the function by which a client uses its tunnel."""
 
 LISTENER_CLASS = "headgate.relay.InstalledRelays"
 """The class of the listener that a server's operator installs."""
@@ -27,6 +39,9 @@ SOURCES = (
     ("spark_bridge.connect", "SessionRelay.java"),
     ("spark_bridge.connect", "SessionFunction.java"),
     ("spark_bridge.connect", "InstalledRelays.java"),
+    ("spark_bridge.connect", "TunnelEnd.java"),
+    ("spark_bridge.connect", "Tunnel.java"),
+    ("spark_bridge.connect", "TunnelFunction.java"),
 )
 
 

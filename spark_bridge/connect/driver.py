@@ -6,23 +6,24 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 from actors.logs import get_logger
 from actors.threads import DRIVER
-from protocol.wire.keys import KEY_BYTES, Key, KeyRing
+from protocol.wire.keys import KEY_BYTES, Key, KeyRing, Purpose
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import ConnectRefused, ServerLost, SidecarError
 from spark_bridge.connect.opening import Artifact, Installed, Opening, Wanted, opening_of
+from spark_bridge.connect.reach import Reach
 from spark_bridge.connect.relay import CONNECT_TIMEOUT_S, ConnectRelay
-from spark_bridge.connect.remote_session import BESIDE, LOOK_PAUSE_S, RemoteSession
+from spark_bridge.connect.remote_session import BESIDE, LOOK_PAUSE_S, RemoteSession, Unreachable
 from spark_bridge.driver.actions import spark_stopped
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Way
 from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.standalone.driver_end import SidecarElsewhere
 
@@ -42,8 +43,9 @@ class ConnectDriver(SparkDriver):
         self._given = session
         self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
         self._hosts = ("", "")
-        self._tasks_at = ("", 0)
+        self._tasks_at: Callable[[], tuple[str, int]]
         self._opening: Opening
+        self._reach: Reach | None = None
         self._relay: ConnectRelay
 
     @property
@@ -53,6 +55,9 @@ class ConnectDriver(SparkDriver):
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         self._opening = await DRIVER.run(opening_of, config.addresses.relay_secret_file)
         await DRIVER.run(self._session.check_version)
+        if config.addresses.way == "tunnel":  # nothing else has to reach this process
+            self._hosts = config.host or "127.0.0.1", "127.0.0.1"
+            return self._hosts
         own = ""
         if config.host is None or config.addresses.advertised_host is None:
             own = await DRIVER.run(self._session.own_address)
@@ -77,26 +82,58 @@ class ConnectDriver(SparkDriver):
         config: SidecarConfig,
         on_lost: OnLost,
         encryption: Encryption,
-        tasks_at: tuple[str, int],
+        tasks_at: Callable[[], tuple[str, int]],
     ) -> Relay:
         self._tasks_at = tasks_at
         bind_host, advertised_host = self._hosts
+        addresses = config.addresses
+        self._reach = Reach(
+            self._session,
+            addresses.way,
+            addresses.relay_lease_s,
+            bind_host,
+            ships=isinstance(self._opening, Artifact),
+            on_lost=self._tunnel_lost,
+        )
         self._relay = ConnectRelay(
             self._session,
             self._opening,
+            self._reach,
             on_fact,
             on_lost,
-            listens_at=(bind_host, config.addresses.relay_port, advertised_host),
+            listens_at=(bind_host, addresses.relay_port, advertised_host),
             tasks_at=tasks_at,
-            lease_s=config.addresses.relay_lease_s,
+            lease_s=addresses.relay_lease_s,
             encryption=encryption,
             keys=self.keys,
         )
         return self._relay
 
+    def _tunnel_lost(self, why: str) -> None:
+        self._relay.lose(why)
+
     async def equip(self) -> None:
         await DRIVER.run(partial(self._session.ship_packages, needed=isinstance(self._opening, Artifact)))
-        await DRIVER.run(self._session.check_executors, *self._tasks_at)
+        assert self._reach is not None
+        try:
+            await DRIVER.run(self._session.check_executors, *self._tasks_at())
+        except Unreachable as error:
+            if not self._reach.may_change:
+                raise
+            await self._reach.to_tunnel(str(error))
+            await DRIVER.run(self._session.check_executors, *self._tasks_at())
+        log.info("way to this process", way=self.way)
+
+    @property
+    def way(self) -> Way:  # type: ignore[override]  # it may change until equip
+        return "direct" if self._reach is None else self._reach.way
+
+    def reached_at(self, purpose: Purpose, port: int, advertised: tuple[str, int]) -> tuple[str, int]:
+        return advertised if self._reach is None else self._reach.address(purpose, port, advertised)
+
+    async def close(self) -> None:
+        if self._reach is not None:
+            await self._reach.close()
 
     @contextmanager
     def marked(self, action_id: str) -> Iterator[None]:

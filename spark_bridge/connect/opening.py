@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from protocol.wire.keys import KEY_BYTES, Key, KeyRing
 from spark_bridge.bridge.relay_jar import LISTENER_CLASS
 from spark_bridge.common.errors import ConnectRefused
-from spark_bridge.connect.remote_session import Listener, RemoteSession
+from spark_bridge.connect.remote_session import Listener, RemoteSession, Unreachable
 from spark_bridge.standalone.secret_file import read_secret
 
 __all__ = ["PRIME", "Artifact", "Installed", "KeyAgreement", "Opening", "Wanted", "opening_of"]
@@ -97,7 +97,7 @@ class Artifact(Opening):
             places = (*wanted.address, *(wanted.tasks_at or ()))
             answer = function.call("open", identity, key, wanted.lease_ms, wanted.certificate, *places)
         if answer[0] == "unreachable":
-            raise ConnectRefused(
+            raise Unreachable(
                 f"the Spark Connect server cannot reach {session.listener.name} at {answer[1]}:{answer[2]} "
                 f"({' '.join(answer[3:])}): {session.listener.reachable}"
             )

@@ -22,7 +22,8 @@ from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.opening import Opening, Wanted
-from spark_bridge.connect.remote_session import LOOK_PAUSE_S, RemoteSession
+from spark_bridge.connect.reach import Reach
+from spark_bridge.connect.remote_session import LOOK_PAUSE_S, RemoteSession, Unreachable
 
 __all__ = ["ConnectRelay"]
 
@@ -52,9 +53,11 @@ class ConnectRelay(JvmCommands):
     Args:
         session: the session.
         opening: how the server is made to open its end.
+        reach: how the server's end reaches this one.
         on_fact: called on the event loop of ``start`` for each fact.
         on_lost: called once if the server's end is lost permanently while the relay is open.
         listens_at: the host and port to listen on, and the host that the server dials.
+        tasks_at: the address that tasks connect to now, which the server tries as well.
         lease_s: after this time without a word from here, the server's end ends itself, in seconds.
         encryption: for the connection of the JVM.
         keys: the keys of the application.
@@ -66,17 +69,19 @@ class ConnectRelay(JvmCommands):
         self,
         session: RemoteSession,
         opening: Opening,
+        reach: Reach,
         on_fact: OnFact,
         on_lost: OnLost,
         *,
         listens_at: tuple[str, int, str],
-        tasks_at: tuple[str, int],
+        tasks_at: Callable[[], tuple[str, int]],
         lease_s: float,
         encryption: Encryption,
         keys: KeyRing,
     ) -> None:
         self._session = session
         self._opening = opening
+        self._reach = reach
         self._on_fact = on_fact
         self._listens_at = listens_at
         self._tasks_at = tasks_at
@@ -106,9 +111,15 @@ class ConnectRelay(JvmCommands):
         """See ``Relay.start``. Raises ``ConnectRefused``. A start that fails leaves nothing behind."""
         self._loop = asyncio.get_running_loop()
         try:
-            address = await self._server.listen(*self._listens_at)
-            wanted = Wanted(self._key, address, self._tasks_at, self._lease_s, self._certificate_sha256)
-            await DRIVER.run(self._opening.open, self._session, wanted)
+            listening = await self._server.listen(*self._listens_at)
+            await self._reach.begin()
+            try:
+                address = await self._open(listening)
+            except Unreachable as error:
+                if not self._reach.may_change:
+                    raise
+                await self._reach.to_tunnel(str(error))
+                address = await self._open(listening)
             try:
                 with anyio.fail_after(CONNECT_TIMEOUT_S):
                     await self.hold_back()
@@ -120,6 +131,13 @@ class ConnectRelay(JvmCommands):
             with anyio.CancelScope(shield=True):
                 await self.close()
             raise
+
+    async def _open(self, listening: tuple[str, int]) -> tuple[str, int]:
+        """Have the server open its end; returns the address that it connects to. Raises ``ConnectRefused``."""
+        address = self._reach.address(Purpose.RELAY, listening[1], listening)
+        wanted = Wanted(self._key, address, self._tasks_at(), self._lease_s, self._certificate_sha256)
+        await DRIVER.run(self._opening.open, self._session, wanted)
+        return address
 
     async def close(self) -> None:
         """See ``Relay.close``. The server's end leaves now, or when its lease has run out."""
@@ -156,14 +174,15 @@ class ConnectRelay(JvmCommands):
         """After a failed action: the session may be gone, although the server is not. Any thread; blocks."""
         why = self._session.why_closed()
         if why is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._lost_for, why)
+            self._loop.call_soon_threadsafe(self.lose, why)
 
     async def _look(self, why_gone: Callable[[], str | None]) -> None:
         why = await look_until(why_gone, lambda: self._server.linked or self._gone)
         if why is not None:
-            self._lost_for(why)
+            self.lose(why)
 
-    def _lost_for(self, why: str) -> None:
+    def lose(self, why: str) -> None:
+        """The server cannot be reached any more, for this reason."""
         self._lost(RelayStopped(f"the Spark Connect server, or the session there, is gone: {why}"))
 
     def _lost(self, error: RelayError) -> None:

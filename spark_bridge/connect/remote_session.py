@@ -23,13 +23,14 @@ from typing import Any
 
 from actors.logs import get_logger
 from protocol.describing import type_name
-from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, jar_bytes
+from spark_bridge.bridge.relay_jar import FUNCTION_CLASS, TUNNEL_CLASS, jar_bytes
 from spark_bridge.common.errors import ConnectRefused
+from spark_bridge.connect.tunnel_calls import TunnelCalls, calls_of
 from spark_bridge.driver.environment import check_release, pyspark_version, why_no_subtask
 from spark_bridge.driver.shipping import packages_are_files, write_archive
 from spark_bridge.task_entry import ACTION_TAG, LOOK_SCHEMA, ExecutorLook
 
-__all__ = ["BESIDE", "HEARD_WITHIN_S", "HERE", "LOOK_PAUSE_S", "Listener", "RemoteSession"]
+__all__ = ["BESIDE", "HEARD_WITHIN_S", "HERE", "LOOK_PAUSE_S", "Listener", "RemoteSession", "Unreachable"]
 
 log = get_logger("headgate.connect")
 
@@ -66,6 +67,10 @@ BESIDE = Listener(
     "give the sidecar FILE as its --secret-file, and pass relay_installed=True",
     "leave relay_installed out",
 )
+
+
+class Unreachable(ConnectRefused):
+    """The server, or an executor, has tried to connect to the listener, and cannot."""
 
 
 class RemoteSession:
@@ -237,7 +242,7 @@ class RemoteSession:
             return
         [row] = rows
         if row.problem:
-            raise ConnectRefused(
+            raise Unreachable(
                 f"an executor of the server cannot reach {self.listener.name} at {host}:{port} ({row.problem}): "
                 f"{self.listener.reachable}"
             )
@@ -275,9 +280,22 @@ class RemoteSession:
     @contextmanager
     def relay_function(self) -> Iterator[_RelayFunction]:
         """Within the block, the session has the relay's function, under a random name."""
+        name = self._register(FUNCTION_CLASS, "string")
+        try:
+            yield _RelayFunction(self._session, name)
+        finally:
+            with suppress(Exception):  # it goes with the session
+                self._session.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")
+
+    def tunnel_calls(self) -> TunnelCalls:
+        """The calls of a new tunnel, whose function the session has from now on."""
+        return calls_of(self._session, self._register(TUNNEL_CLASS, "binary"))
+
+    def _register(self, java_class: str, result: str) -> str:
+        """Register a Java function under a random name, and return that."""
         name = f"headgate_{secrets.token_hex(6)}"
         try:
-            self._session.udf.registerJavaFunction(name, FUNCTION_CLASS, "string")
+            self._session.udf.registerJavaFunction(name, java_class, result)
         except Exception as error:
             if _IN_A_PIPELINE in str(error):
                 raise ConnectRefused(
@@ -290,11 +308,7 @@ class RemoteSession:
                 f"the Spark Connect server refused the Java function of the relay ({_first_line(error)}): let the "
                 "server's administrator allow Java functions"
             ) from error
-        try:
-            yield _RelayFunction(self._session, name)
-        finally:
-            with suppress(Exception):  # it goes with the session
-                self._session.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {name}")
+        return name
 
     # --- the jobs of an action ------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from actors.coordination.engine.operator_config import METHOD_REPORT_S
 from protocol.arguments import ANY, AT_LEAST_1, PORT, check_fields, checked_names, moved
@@ -20,7 +20,9 @@ from spark_bridge.common.certificates import TlsCertificate
 from spark_bridge.common.secret_texts import check_no_password
 from spark_bridge.observability.status_server import check_status_access
 
-__all__ = ["Addresses", "SidecarConfig", "SidecarLimits", "StorageDetails", "Watching"]
+__all__ = ["Addresses", "SidecarConfig", "SidecarLimits", "StorageDetails", "Watching", "Way"]
+
+Way = Literal["auto", "direct", "tunnel"]
 
 PASSWORD_PLACE = "give it in storage_details=StorageDetails(options=...)"
 
@@ -43,6 +45,11 @@ class Addresses:
         relay_secret_file: for a Spark Connect server whose operator has installed the relay: a file with the secret
             that he has given to this client, which no other user may read. Without it, the relay travels with the
             session.
+        way: with Spark Connect, how the server and its executors reach this process. ``"direct"``: they connect to the
+            addresses above. ``"tunnel"``: they connect to ports that the relay opens on the server's host, from where
+            their bytes travel in the session's own calls, so nothing has to be able to connect to this process.
+            ``"auto"`` tries the direct way, and takes the tunnel if the server or an executor cannot connect. With
+            ``relay_secret_file`` it is the direct way.
     """
 
     advertised_host: str | None = None
@@ -50,6 +57,7 @@ class Addresses:
     relay_port: int = 0
     relay_lease_s: float = 30.0
     relay_secret_file: str | PathLike[str] | None = None
+    way: Way = "auto"
 
     def __post_init__(self) -> None:
         check_fields(self, advertised_host=HOST, advertised_port=PORT, relay_port=PORT)

@@ -279,6 +279,7 @@ class SidecarRuntime(PartFactories):
         self._patience = anyio.CancelScope()
         bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._driver.close)
             self._encryption = await DRIVER.run(encryption, config.tls, self._driver.keys)
             self._server = AuthenticatedServer(
                 self._router,
@@ -301,8 +302,8 @@ class SidecarRuntime(PartFactories):
                 Streams(
                     self._driver.keys,
                     bind_host,
-                    config.addresses.advertised_host,
-                    self._server.address,
+                    config.addresses.advertised_host or self._server.address[0],
+                    partial(self._driver.reached_at, Purpose.STREAMS),
                     self._encryption,
                 )
             )
@@ -353,7 +354,7 @@ class SidecarRuntime(PartFactories):
                 config,
                 self._relay_lost,
                 self._encryption,
-                self._server.address,
+                lambda: self.address,
             )
             stack.push_async_callback(self._close_relay)
             await self._relay.start()
@@ -382,7 +383,7 @@ class SidecarRuntime(PartFactories):
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
-        host, port = self._server.address
+        host, port = self.address
         log.info("sidecar running", host=host, port=port, relay=self._relay.kind)
         return self
 
@@ -403,14 +404,18 @@ class SidecarRuntime(PartFactories):
         return result
 
     def _observe(self, journal: Journal, stack: AsyncExitStack) -> None:
-        host, port = self._server.address
+        host, port = self.address
         clock, relay = self._system.clock, self._relay
         process = Process(
             host,
             port,
             self._encryption.context is not None,
             lambda: RelayStatus(
-                relay.kind, relay.statistics.records, relay.statistics.dropped, relay.statistics.reconnects
+                relay.kind,
+                relay.statistics.records,
+                relay.statistics.dropped,
+                relay.statistics.reconnects,
+                self._driver.way,
             ),
             clock.now(),
             self._driver.cores,
@@ -503,7 +508,7 @@ class SidecarRuntime(PartFactories):
     @property
     def address(self) -> tuple[str, int]:
         """The host and port that tasks connect to."""
-        return self._server.address
+        return self._driver.reached_at(Purpose.TASKS, self._server.port, self._server.address)
 
     @property
     def status_address(self) -> tuple[str, int] | None:
@@ -603,7 +608,7 @@ class SidecarRuntime(PartFactories):
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
         operator = await self._operators.add(config, parts.parts, restore, parts)
-        host, port = self._server.address
+        host, port = self.address
         states = self._storage.state_storage
         endpoint = TaskEndpoint(
             host,

@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from actors.threads import DRIVER
 from protocol.describing import show
-from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
+from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing, Purpose
 from spark_bridge.bridge.jvm_classes import has_stopped
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
@@ -21,7 +22,7 @@ from spark_bridge.common.arrow_types import for_spark
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.actions import ActionMarks, spark_stopped
-from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig, Way
 from spark_bridge.driver.environment import (
     active_context,
     advertised_and_bind_host,
@@ -58,11 +59,13 @@ class SparkDriver(ABC):
         identity: tells this driver from the ones before it: task attempt ids begin again with each. Empty if the keys
             are as new as the driver.
         spark_context: the context, if it is in this process: it knows the jobs of an action (H65).
+        way: how tasks reach this process, for its status.
         inherited: the runs of an earlier sidecar; None if there cannot have been one.
     """
 
     keys: KeyRing
     is_here = True
+    way: Way = "direct"
     identity = NO_IDENTITY
     spark_context: SparkContext | None = None
     inherited: InheritedRuns | None = None
@@ -102,12 +105,20 @@ class SparkDriver(ABC):
         config: SidecarConfig,
         on_lost: OnLost,
         encryption: Encryption,
-        tasks_at: tuple[str, int],
+        tasks_at: Callable[[], tuple[str, int]],
     ) -> Relay:
-        """The relay, not started yet. ``tasks_at`` is the address that tasks connect to."""
+        """The relay, not started yet. ``tasks_at()`` is the address that tasks connect to now."""
 
     async def equip(self) -> None:
-        """Give the executors what a task needs."""
+        """Give the executors what a task needs. The address that tasks connect to does not change after that."""
+        return
+
+    def reached_at(self, purpose: Purpose, port: int, advertised: tuple[str, int]) -> tuple[str, int]:
+        """The address that tasks, or the JVM, connect to for a port of this process."""
+        return advertised
+
+    async def close(self) -> None:
+        """The sidecar has closed everything that listened. Idempotent."""
         return
 
     def marked(self, action_id: str) -> AbstractContextManager[None]:
@@ -184,7 +195,7 @@ class LocalDriver(SparkDriver):
         config: SidecarConfig,
         on_lost: OnLost,
         encryption: Encryption,
-        tasks_at: tuple[str, int],
+        tasks_at: Callable[[], tuple[str, int]],
     ) -> Relay:
         return open_relay(
             self.spark_context,
@@ -227,7 +238,7 @@ class RemoteDriver(SparkDriver):
         config: SidecarConfig,
         on_lost: OnLost,
         encryption: Encryption,
-        tasks_at: tuple[str, int],
+        tasks_at: Callable[[], tuple[str, int]],
     ) -> Relay:
         self._relay.connect(on_fact, on_lost)
         return self._relay

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -28,20 +29,22 @@ CONNECT_TIMEOUT_S = 30.0
 class Streams:
     """The planners of a sidecar, by the names of their sources: ``async with Streams(...)``. Loop only.
 
-    The port is opened with the first source. The key of a source opens its own planner only (H76).
+    The port is opened with the first source. The key of a source opens its own planner only (H76). ``reached_at`` is
+    given this port and its advertised address, and returns the one that the planning process connects to.
     """
 
     def __init__(
         self,
         keys: KeyRing,
         bind_host: str,
-        advertised_host: str | None,
-        tasks_at: tuple[str, int],
+        advertised_host: str,
+        reached_at: Callable[[int, tuple[str, int]], tuple[str, int]],
         encryption: Encryption,
     ) -> None:
         self._keys = keys
         self._encryption = encryption
-        self._host = advertised_host or tasks_at[0]
+        self._host = advertised_host
+        self._reached_at = reached_at
         self._config = ServerConfig(
             bind_host=bind_host,
             advertised_host=advertised_host,
@@ -80,8 +83,7 @@ class Streams:
         identity = identity_of(name)
         self._planners[identity] = planner
         endpoint = ControlEndpoint(
-            self._host,
-            self._port,
+            *self._reached_at(self._port, (self._host, self._port)),
             self._keys.key(Purpose.STREAMS, identity),
             self._encryption.certificate_sha256,
             "the query runs only while the sidecar does, so stop it before the `with` block ends",

@@ -291,12 +291,16 @@ class OperatorStatus:
 
 
 class RelayStatus(NamedTuple):
-    """How Spark's facts reach the sidecar, and how many have; ``dropped``: lost on the way."""
+    """How Spark's facts reach the sidecar, and how many have; ``dropped``: lost on the way.
+
+    ``way``: ``"tunnel"`` if tasks reach a Spark Connect client through the server, else ``"direct"``.
+    """
 
     kind: str
     facts: int
     dropped: int
     reconnects: int
+    way: str = "direct"
 
 
 @dataclass(frozen=True, slots=True)

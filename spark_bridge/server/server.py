@@ -126,6 +126,14 @@ class AuthenticatedServer:
         return self._address
 
     @property
+    def port(self) -> int:
+        """The port that it listens on. Raises ``RuntimeError`` before ``start``."""
+        if self._server is None:
+            raise RuntimeError("the server has not started")
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
     def statistics(self) -> ServerStatistics:
         """The current figures."""
         return ServerStatistics(

@@ -26,6 +26,7 @@ from spark_bridge.common.errors import ConnectRefused, RestartsExhausted, Server
 from spark_bridge.connect import driver, relay, sessions
 from spark_bridge.connect.driver import LOOKS_PER_RENEWAL, AttachedSession
 from spark_bridge.connect.opening import Opening, Wanted
+from spark_bridge.connect.reach import Reach
 from spark_bridge.connect.relay import PINGS_PER_LEASE, ConnectRelay
 from spark_bridge.connect.remote_session import HERE, RemoteSession
 from spark_bridge.connect.sessions import run_across_sessions
@@ -272,10 +273,11 @@ class Owner:
         self.relay = ConnectRelay(
             cast(RemoteSession, server),
             dialling,
+            Reach(cast(RemoteSession, server), "direct", lease_s, "127.0.0.1", ships=True, on_lost=print),
             self.facts.receive,
             self._hear,
             listens_at=("127.0.0.1", 0, "127.0.0.1"),
-            tasks_at=("127.0.0.1", 1),
+            tasks_at=lambda: ("127.0.0.1", 1),
             lease_s=lease_s,
             encryption=Encryption(),
             keys=KEYS,

@@ -24,6 +24,7 @@ from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
 from spark_bridge.common.certificates import Encryption
 from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.opening import Opening, Wanted
+from spark_bridge.connect.reach import Reach
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.connect.remote_session import RemoteSession
 from tests.spark_bridge.test_jvm_link import KEYS
@@ -137,10 +138,11 @@ def a_connect_relay(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> ConnectRel
     return ConnectRelay(
         cast(RemoteSession, steps),
         cast(Opening, steps),
+        Reach(cast(RemoteSession, steps), "direct", 60.0, "127.0.0.1", ships=True, on_lost=print),
         lambda fact: None,
         lambda error: None,
         listens_at=("127.0.0.1", 0, "127.0.0.1"),
-        tasks_at=("127.0.0.1", 1),
+        tasks_at=lambda: ("127.0.0.1", 1),
         lease_s=60.0,
         encryption=Encryption(),
         keys=KEYS,

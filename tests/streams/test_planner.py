@@ -469,7 +469,7 @@ async def test_the_planning_process_asks_with_the_key_of_its_source_and_no_other
     keys = KeyRing(b"the secret of this application!!")
     async with StorageSession(MemoryStorage()) as session:
         planner = await planner_of(Pages("1", "2"), session)
-        async with Streams(keys, "127.0.0.1", None, ("127.0.0.1", 0), encryption(False, keys)) as streams:
+        async with Streams(keys, "127.0.0.1", "127.0.0.1", lambda port, at: at, encryption(False, keys)) as streams:
             client = await streams.serve("orders", planner)
             start = await anyio.to_thread.run_sync(client.initial)
             end = await anyio.to_thread.run_sync(client.latest, start)

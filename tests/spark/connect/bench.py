@@ -22,6 +22,7 @@ from protocol.wire.keys import KEY_BYTES, KeyRing
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.common.certificates import encryption
 from spark_bridge.connect.opening import Artifact
+from spark_bridge.connect.reach import Reach
 from spark_bridge.connect.relay import ConnectRelay
 from spark_bridge.connect.remote_session import RemoteSession
 from tests.spark.cluster import StandaloneCluster
@@ -53,13 +54,15 @@ def listening_beside(sidecar: Sidecar, session: Any) -> Iterator[list[Heard]]:
 
     async def open_relay() -> ListeningRelay:
         keys = KeyRing(secrets.token_bytes(KEY_BYTES))
+        remote = RemoteSession(session)
         relay = ListeningRelay(
-            RemoteSession(session),
+            remote,
             Artifact(),
+            Reach(remote, "direct", 120.0, "127.0.0.1", ships=True, on_lost=lambda why: None),
             hear,
             lambda error: None,
             listens_at=("127.0.0.1", 0, "127.0.0.1"),
-            tasks_at=(status.host, status.port),
+            tasks_at=lambda: (status.host, status.port),
             lease_s=120.0,
             encryption=encryption(False, keys),
             keys=keys,

@@ -29,7 +29,7 @@ CLIENT_MODE = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE
 
 # Cases of shared scenarios that are not run here: no action of DataFrames uses the shuffle files of another one, and
 # the tasks of an Iceberg sink are those of a Delta sink.
-LEFT_OUT = ("[shuffle files]", "[iceberg]")
+LEFT_OUT = ("shuffle files]", "iceberg]")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,8 @@
 """What clients that come and go leave in a Spark Connect server: ``python -m tests.spark.connect.many_clients``.
 
 Each client opens a session and a sidecar, runs a job, and leaves. Exits with 1 if anything of Headgate's is left. With
-``--plain``, each runs one Python function without Headgate, which shows what Spark itself leaves of a session.
+``--plain``, each runs one Python function without Headgate, which shows what Spark itself leaves of a session. With
+``--tunnel``, the tasks reach each client through the server.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pyspark import cloudpickle
 
-from headgate import Sidecar
+from headgate import Addresses, Sidecar, SidecarConfig
+from spark_bridge.driver.config import Way
 from tests.spark.connect import jobs
 from tests.spark.connect.server import ConnectServer
 
 WARM = 5
 SETTLE_S = 60.0
-OURS = ("headgate-relay-", "spark-listener-group-headgate")
+OURS = ("headgate-relay-", "headgate-tunnel", "spark-listener-group-headgate")
 
 
 def jcmd(server: ConnectServer, *command: str) -> str:
@@ -55,6 +58,7 @@ def figures(server: ConnectServer) -> dict[str, int]:
         "headgate threads": sum(name.startswith(OURS) for name in threads),
         "threads of Python workers": sum("bin/python" in name for name in threads),
         "live headgate relays": sum(int(count) for count, name in mine if name.endswith("SessionRelay")),
+        "live headgate tunnels": sum(int(count) for count, name in mine if name.endswith(".Tunnel")),
         "live headgate objects": sum(int(count) for count, _ in mine),
         "artifacts of sessions": artifacts(server, "artifacts"),
         "copies for executors": artifacts(server, "userFiles"),
@@ -68,9 +72,9 @@ def run_plain(server: ConnectServer) -> None:
     session.stop()
 
 
-def serve_one(server: ConnectServer) -> None:
+def serve_one(server: ConnectServer, way: Way = "direct") -> None:
     session = server.session()
-    with Sidecar(session) as sidecar:
+    with Sidecar(session, SidecarConfig(addresses=Addresses(way=way))) as sidecar:
         handle = sidecar.coordinate("numbers", lambda: jobs.Numbers(range(2)), parallelism=1)
         assert sidecar.run(lambda: jobs.read(session, handle)) == [0, 1]
     session.stop()
@@ -81,7 +85,10 @@ def settled(server: ConnectServer) -> dict[str, int]:
     end = time.monotonic() + SETTLE_S
     while True:
         found = figures(server)
-        if not (found["headgate threads"] or found["live headgate relays"]) or time.monotonic() > end:
+        if (
+            not (found["headgate threads"] or found["live headgate relays"] or found["live headgate tunnels"])
+            or time.monotonic() > end
+        ):
             return found
         time.sleep(1.0)
 
@@ -90,8 +97,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--plain", action="store_true", help="without Headgate")
+    parser.add_argument("--tunnel", action="store_true", help="the tasks reach the clients through the server")
     options = parser.parse_args()
     clients, once = options.clients, run_plain if options.plain else serve_one
+    if options.tunnel:
+        once = partial(serve_one, way="tunnel")
     cloudpickle.register_pickle_by_value(jobs)  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory(prefix="headgate-clients-", ignore_cleanup_errors=True) as temporary:
         folders = {"java.io.tmpdir": temporary, "spark.local.dir": temporary}
@@ -101,7 +111,8 @@ def main() -> int:
     for name in rows["before"]:
         print(f"{name:26}" + "".join(f"{when}: {row[name]:<10}" for when, row in rows.items()))
     last = rows[f"after {clients}"]
-    return 1 if last["headgate threads"] + last["live headgate relays"] + last["artifacts of sessions"] else 0
+    left = last["headgate threads"] + last["live headgate relays"] + last["live headgate tunnels"]
+    return 1 if left + last["artifacts of sessions"] else 0
 
 
 def measure(server: ConnectServer, clients: int, once: Callable[[ConnectServer], None]) -> dict[str, dict[str, int]]:

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 import pytest
 from pyspark import cloudpickle
 
-from headgate import Sidecar
+from headgate import Addresses, Sidecar, SidecarConfig
+from spark_bridge.driver.config import Way
 from tests.spark import growing, operators
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.connect import frames
@@ -104,8 +105,15 @@ def scenarios_travel_by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
+@pytest.fixture(scope="module", params=["direct", "tunnel"])
+def way(request: pytest.FixtureRequest) -> Way:
+    """How the tasks reach the sidecar."""
+    chosen: Way = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def benches() -> Iterator[Benches]:
+def benches(way: Way) -> Iterator[Benches]:
     """The bench for these settings of Spark; there is one server at a time, on one cluster."""
     cluster = StandaloneCluster(environment={"PYTHONPATH": ""})
     cluster.start()
@@ -129,7 +137,7 @@ def benches() -> Iterator[Benches]:
         session = server.session()
         current.callback(session.stop)
         session.conf.set("spark.sql.adaptive.enabled", "false")  # one job for each action, as over RDDs
-        sidecar = current.enter_context(Sidecar(session))
+        sidecar = current.enter_context(Sidecar(session, SidecarConfig(addresses=Addresses(way=way))))
         records = current.enter_context(listening_beside(sidecar, session))
         bench = ConnectBench(session, sidecar, cluster, server, records)
         bench.wait_for_executors()
