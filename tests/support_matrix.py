@@ -178,14 +178,14 @@ def main(arguments: list[str] | None = None) -> int:
     for version in options.python:
         python = find_python(version)
         for spark in options.spark:
-            missing = f"not tried: no Python {version} here"
+            missing = f"not tried: no Python {version}"
             if python is not None:
                 missing = make_environment(Cell(spark, version, 0), python)
             for java, home in homes.items():
                 cell = Cell(spark, version, java)
                 began = time.monotonic()
                 if missing or home is None:
-                    said = missing or f"not tried: no Java {java} here"
+                    said = missing or f"not tried: no Java {java}"
                 else:
                     said = run(cell, home, options.tests)
                 results[str(cell)] = said
