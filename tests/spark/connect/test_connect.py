@@ -206,7 +206,7 @@ def test_an_address_that_the_server_cannot_reach_is_refused_before_any_job(sessi
     with socket.socket() as unused:  # bound but not listening: a port where nobody answers
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        config = SidecarConfig(addresses=Addresses(advertised_host="127.0.0.1", advertised_port=port))
+        config = SidecarConfig(addresses=Addresses(advertised_host="127.0.0.1", advertised_port=port, way="direct"))
         with pytest.raises(ConnectRefused, match=rf"cannot reach this process at 127.0.0.1:{port} \(.*advertised_host"):
             with Sidecar(session, config):
                 pass
