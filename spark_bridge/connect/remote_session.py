@@ -70,7 +70,10 @@ BESIDE = Listener(
 
 
 class Unreachable(ConnectRefused):
-    """The server, or an executor, has tried to connect to the listener, and cannot."""
+    """The server, or an executor, has tried to connect to the listener, and cannot.
+
+    Give an address that it reaches, or leave out ``way="direct"``.
+    """
 
 
 class RemoteSession:

@@ -313,10 +313,12 @@ class CheckpointStorage:
 
     # --- files of states ---------------------------------------------------------------------------------------------
 
+    @checked()
     def state_folder(self, operator_id: str) -> StateFolder:
         """Where tasks store the files of this operator's states."""
         return StateFolder.of_operator(self._files, operator_id)
 
+    @checked()
     def had_states(self, operator_id: str) -> bool:
         """Whether the operator had such files when its folder was last listed. Looks at nothing."""
         return operator_folder(operator_id) in self._with_states
@@ -325,6 +327,7 @@ class CheckpointStorage:
         """The folders with such files, as ``list`` has seen them; the keys are the names of the operators' folders."""
         return {folder: StateFolder(self._files, f"{folder}/{STATES_FOLDER}") for folder in sorted(self._with_states)}
 
+    @checked()
     def kept_states(self, operator_id: str) -> dict[int, list[StateHandle] | None]:
         """The states in files of each checkpoint that a restart may restore; None for one that cannot be read."""
         folder = operator_folder(operator_id)
@@ -338,6 +341,7 @@ class CheckpointStorage:
                     kept[checkpoint_id] = None
         return kept
 
+    @checked()
     def kept_ids(self, operator_id: str) -> frozenset[int]:
         """The checkpoints that the storage has. The others have been deleted durably."""
         folder = operator_folder(operator_id)
