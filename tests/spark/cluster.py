@@ -178,9 +178,9 @@ def _class_path() -> str:
 
 
 def _module_options() -> list[str]:
-    """The options that Spark's own launcher adds for Java 17 and later."""
+    """The options that Spark's own launcher adds for Java 17 and later. With Java 25, Arrow needs the last one."""
     opened = ["java.lang", "java.lang.invoke", "java.net", "java.nio", "java.util", "java.util.concurrent"]
-    return [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in opened]
+    return [*(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in opened), "-Dio.netty.noUnsafe=false"]
 
 
 def command_line(pid: int) -> str:
