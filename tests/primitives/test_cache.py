@@ -740,6 +740,14 @@ async def test_a_number_that_was_used_and_too_many_keys_are_refused(monkeypatch:
         await asked(driver, ["get", 2, b"b"])
 
 
+async def test_one_that_waits_and_brings_a_value_is_answered_all_the_same() -> None:  # H157
+    driver, _, _ = await tasks_alone(Cache("geocode"), 1)
+    await asked(driver, ["get", 1, b"a"])
+    waits = await asked(driver, ["get", 2, b"a"])
+    assert await (await asked(driver, ["put", 2, b"a", b"value"])) is None
+    assert await waits == ["value", b"value"]
+
+
 async def test_a_lease_passes_over_one_that_waits_no_more_although_nothing_was_heard_of_it() -> None:  # H176
     driver, _, _ = await tasks_alone(Cache("geocode"), 1)
     first = await asked(driver, ["get", 1, b"a"])

@@ -66,6 +66,7 @@ class FakeServer(TunnelCalls):
                     raise ConnectionError("the responses ended")
                 while (packet := self.machine.next_packet()) is not None:
                     take(packet.data)
+                self.changed.notify_all()  # what waits for a state of the machine
                 self.changed.wait()
 
     def interrupt(self) -> None:

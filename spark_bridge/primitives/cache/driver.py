@@ -181,7 +181,6 @@ class _Desk:
             await self._fewer.wait()
         reply: Reply = Reply()
         arrives = self.book.put(key, ticket, value)
-        self._replies.pop(ticket, None)
         if key in self.book.values:
             kept = self.book.values[key]
             reply.answer(None if kept == value else kept)
