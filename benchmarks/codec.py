@@ -12,11 +12,15 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgpack
+import numpy as np
 
+from protocol.wire import event_classes
 from protocol.wire.codec import decode_event, encode_event
 
 ROUNDS = 60
@@ -46,8 +50,30 @@ def other_events() -> Iterator[tuple[str, Any, Any]]:
     now = datetime.now(UTC)
     yield "a datetime in a dict", {"at": now}, {"at": now.isoformat()}
     yield "tuple of 4", ("split", 12345, 1.5, "." * 20), ["split", 12345, 1.5, "." * 20]
+    split = Split("a/b", 1, 2, 3.0)
+    yield "dataclass of 4", split, list(astuple(split))
+    yield "20 of them", [split] * 20, [list(astuple(split))] * 20
+    yield "a dataclass in one", Within(split, 7), [list(astuple(split)), 7]
+    yield "a NumPy number", np.int64(5), 5
+    yield "a Decimal", Decimal("1.50"), "1.50"
     rows = [[f"k{number}", number, 1.5] for number in range(200)]
     yield "200 tuples of 3", [tuple(row) for row in rows], rows
+
+
+@event_classes.event
+@dataclass
+class Split:
+    path: str
+    start: int
+    size: int
+    weight: float
+
+
+@event_classes.event
+@dataclass
+class Within:
+    split: Split
+    number: int
 
 
 def best_of(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:

@@ -45,6 +45,7 @@ from protocol.parts import PartTable
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
+from protocol.wire.event_classes import event
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import (
     CheckpointAcknowledged,
@@ -87,6 +88,29 @@ def event_value_encoded(steps: int) -> Step:
 
 def event_value_decoded(steps: int) -> Step:
     return lambda number: decode_event(PAYLOAD)
+
+
+@event
+@dataclass
+class Split:
+    """A user's class of four fields."""
+
+    path: str
+    start: int
+    size: int
+    weight: float
+
+
+SPLIT = Split("a/b", 1, 2, 3.0)
+
+
+def event_class_encoded(steps: int) -> Step:
+    return lambda number: encode_event(SPLIT)
+
+
+def event_class_decoded(steps: int) -> Step:
+    payload = encode_event(SPLIT)
+    return lambda number: decode_event(payload)
 
 
 def event_frame_encoded(steps: int) -> Step:
@@ -386,6 +410,8 @@ PATHS: dict[str, Callable[[int], Step]] = {
     for path in (
         event_value_encoded,
         event_value_decoded,
+        event_class_encoded,
+        event_class_decoded,
         event_frame_encoded,
         event_frame_decoded,
         confirm_frame_encoded,

@@ -25,7 +25,16 @@ from protocol.arguments import given
 from protocol.describing import describe, show
 from protocol.errors import HeadgateError
 
-__all__ = ["NoFit", "Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
+__all__ = [
+    "NoFit",
+    "Registration",
+    "event",
+    "find",
+    "learn_failures",
+    "learn_modules",
+    "registered",
+    "registration_of",
+]
 
 C = TypeVar("C", bound=type)
 
@@ -44,9 +53,12 @@ class NoFit(HeadgateError, ValueError):
 
 
 class Registration:
-    """A registered class: how its values are taken apart, and put together again."""
+    """A registered class: how its values are taken apart, and put together again.
 
-    __slots__ = ("_again", "_fields", "_kind", "_values", "cls", "name", "qualified")
+    ``values(instance)`` returns the values of the fields, and raises ``AttributeError`` if one is missing.
+    """
+
+    __slots__ = ("_again", "_fields", "_kind", "_simple", "cls", "name", "qualified", "values")
 
     def __init__(self, cls: type, name: str, qualified: str) -> None:
         self.cls = cls
@@ -54,18 +66,20 @@ class Registration:
         self.qualified = qualified
         # A class that was pickled by value has none of its attributes yet when its registration arrives.
         self._kind: str | None = None
+        self._simple = -1  # how many fields a call with all of them, and nothing else, needs
+        self.values: Callable[[Any], Sequence[Any]] = self._first_values
 
     def __reduce__(self) -> Any:
         return _register_pickled, (self.cls, self.name, self.qualified)
 
-    def values(self, instance: Any) -> Sequence[Any]:
-        """Return the values of the fields. Raises ``AttributeError`` if one is missing."""
-        if self._kind is None:
-            self._resolve()
-        return self._values(instance)
+    def _first_values(self, instance: Any) -> Sequence[Any]:
+        self._resolve()
+        return self.values(instance)
 
     def build(self, values: list[Any]) -> Any:
         """Return the value with these fields. Raises ``NoFit`` if they do not fit, and what the class raises."""
+        if len(values) == self._simple:
+            return self.cls(*values)
         if self._kind is None:
             self._resolve()
         if self._kind == "enum":
@@ -105,9 +119,10 @@ class Registration:
             )
 
     def _resolve(self) -> None:
-        kind, self._fields, self._values = _shape_of(self.cls)
+        kind, self._fields, self.values = _shape_of(self.cls)
         # `__post_init__` may change what it has changed before, and that is not what was sent.
         self._again = hasattr(self.cls, "__post_init__") and not issubclass(self.cls, tuple)
+        self._simple = len(self._fields) if kind == "plain" and not self._again else -1
         self._kind = kind
 
     def __str__(self) -> str:
@@ -199,7 +214,7 @@ def _add(registration: Registration) -> None:
 def registration_of(kind: type) -> Registration | None:
     """Return the registration of exactly this class; a base's does not count."""
     registration = getattr(kind, _ATTRIBUTE, None)
-    return registration if isinstance(registration, Registration) and registration.cls is kind else None
+    return registration if type(registration) is Registration and registration.cls is kind else None
 
 
 def find(name: object) -> Registration:

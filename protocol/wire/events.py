@@ -65,11 +65,18 @@ _PLAIN = _SCALARS | _CONTAINERS
 _EVENT = "the event"
 """How texts name it, at their beginning."""
 """How the event of a part begins. Its name follows as a msgpack string, then the event itself."""
-_MARK_START = b"\xc7\x00"
+_MARK_FIRST = 0xC7
+_MARK_START = bytes((_MARK_FIRST, 0))
 _TIMESTAMP_CODE = b"\xff"
 """Before the data of msgpack's own extension type, which it decodes by itself. Other values may have this byte, too."""
-_TUPLE_START = mark(ExtensionType.TUPLE)
+_TUPLE_CODE = int(ExtensionType.TUPLE)
+_MARKED_CODES = (_TUPLE_CODE, int(ExtensionType.REGISTERED))
 _REGISTERED_START = mark(ExtensionType.REGISTERED)
+_CONTAINER_FIRSTS = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+"""The first bytes of lists and maps."""
+_LIST_HEADS = [bytes((0x90 + count,)) for count in range(16)]
+_FORM_ENTRIES_MAX = 1024
+"""An event with so many entries has its form made level by level. A larger one is left to C."""
 _FEW = 16
 """So many values are looked at one by one."""
 _MANY = 64
@@ -83,6 +90,9 @@ peer can choose decimals or tuples whose hashes are equal, and comparing all of 
 
 _MARKS = {code: msgpack.ExtType(code, b"") for code in CONTAINER_TYPES}
 _TUPLE, _REGISTERED = _MARKS[ExtensionType.TUPLE], _MARKS[ExtensionType.REGISTERED]
+
+_leaf_kinds: set[type] = set()
+"""Types of leaves that have been sent. Arrays are not among them, because they can be too large."""
 
 _PACKER_BYTES_MAX = 2**18
 _packers: list[Any] = []
@@ -98,7 +108,7 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     arrive as something else; ``bytearray`` and ``memoryview`` arrive as bytes. Raises ``EventEncodeError`` that names
     the place in the event, the cause and the fix.
     """
-    kind = type(value)
+    kind, form = type(value), value
     if (
         kind is dict
         and not is_tracked(value)  # so it has scalars, and perhaps tuples
@@ -111,10 +121,10 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
         if 0 < len(level) <= limits.event_entries_few:
             for entry in level:
                 if type(entry) not in _SCALARS:
-                    _check(value, kind, limits)
+                    form = _checked(value, kind, limits)
                     break
         else:
-            _check(value, kind, limits)
+            form = _checked(value, kind, limits)
     elif kind is bytes and len(cast(bytes, value)) >= LEAF_BYTES:
         return _encode_large_bytes(cast(bytes, value), limits)
     try:
@@ -122,7 +132,7 @@ def encode_event(value: object, limits: WireLimits = CODEC_LIMITS) -> bytes:
     except IndexError:
         packer = _Packer(default=_lower, strict_types=True)
     try:
-        data: bytes = packer.pack(value)
+        data: bytes = packer.pack(form)
     except Exception as error:  # also what the fields of a registered class raise
         return _encode_otherwise(value, error, limits)
     if len(data) <= _PACKER_BYTES_MAX <= limits.event_bytes_max:
@@ -153,6 +163,72 @@ def _encode_otherwise(value: object, error: Exception, limits: WireLimits) -> by
     raise _unsendable(value, error, limits) from error
 
 
+def _checked(value: Any, kind: type, limits: WireLimits) -> Any:
+    """Check the counts of an event, and return what msgpack packs of it."""
+    if kind not in _PLAIN or (kind is list and value and type(value[0]) not in _PLAIN):
+        try:
+            form = _form_of(value, kind, limits)
+        except (
+            Exception
+        ):  # the class is the user's, or the value cannot be sent: the check raises it again, and says where
+            form = None
+        if form is not None:
+            return form
+    _check(value, kind, limits)
+    return value
+
+
+def _form_of(value: Any, kind: type, limits: WireLimits) -> Any:
+    """What msgpack packs of a leaf, of a value of a registered class, or of a list of these; None for anything else.
+
+    It is within the limits. This spares a small event the look at its levels, and the calls from C for what msgpack
+    does not know: ``event_class`` in ``make instructions``. Raises what the class raises.
+    """
+    if kind is list:
+        form = value[:]
+        return form if _lower_all(form, 0, limits) else None
+    if kind in _leaf_kinds:
+        return _leaf_form(value)
+    registration = registration_of(kind)
+    if registration is None:
+        return None
+    fields = registration.values(value)
+    form = [_REGISTERED, registration.name, *fields]
+    for field in fields:
+        if type(field) not in _SCALARS:
+            return form if _lower_all(form, 2, limits) else None
+    return form if len(fields) <= limits.event_entries_few else None
+
+
+def _lower_all(form: list[Any], start: int, limits: WireLimits) -> bool:
+    """Put lists in the place of all values in ``form``, from ``start`` on, that are of registered classes.
+
+    Level by level. False if there is anything else than those, scalars and leaves, or too much.
+    """
+    level, entries, containers = [form], len(form), 1
+    for _ in range(limits.event_nesting_max):
+        below: list[Any] = []
+        for inner in level:
+            for place in range(start, len(inner)):
+                field = inner[place]
+                kind = type(field)
+                if kind in _SCALARS:
+                    continue
+                if kind in _leaf_kinds:
+                    inner[place] = _leaf_form(field)
+                    continue
+                registration = registration_of(kind)
+                if registration is None or entries > _FORM_ENTRIES_MAX:
+                    return False
+                inner[place] = under = [_REGISTERED, registration.name, *registration.values(field)]
+                entries, containers = entries + len(under), containers + 1
+                below.append(under)
+        if not below:
+            return entries <= _FORM_ENTRIES_MAX and _are_few(entries, containers, limits)
+        level, start = below, 2
+    return False
+
+
 def _check(value: Any, kind: type, limits: WireLimits) -> None:
     level = _first_level(value, kind, limits)
     if level is None or not _is_small(level, limits):
@@ -172,12 +248,21 @@ def _lower(value: Any) -> Any:
         return [_REGISTERED, registration.name, *registration.values(value)]
     if kind is int:
         raise OverflowError("Integer value out of range")
+    if kind in _leaf_kinds:
+        return _leaf_form(value)
     if getattr(value, "nbytes", 0) >= LEAF_BYTES:
         raise _LargeArrayMet
     leaf = _leaves().encode_leaf(value, CODEC_LIMITS.event_bytes_max)
     if leaf is None:
         raise TypeError(f"can not serialize {class_name(kind)!r} object")
+    if leaf[0] != ExtensionType.NUMPY_ARRAY:
+        _leaf_kinds.add(kind)
     return msgpack.ExtType(*leaf)
+
+
+def _leaf_form(value: Any) -> Any:
+    """A leaf whose type is in ``_leaf_kinds``, without the checks of ``ExtType``, which take as long as the rest."""
+    return tuple.__new__(msgpack.ExtType, _leaves().encode_leaf(value, CODEC_LIMITS.event_bytes_max))
 
 
 class _LargeArrayMet(Exception):
@@ -515,8 +600,11 @@ def decode_event(data: bytes, limits: WireLimits = CODEC_LIMITS) -> Any:
     The worst event takes a second. On an event loop, use ``decode_event_in_steps`` for more than ``EVENT_STEP_BYTES``.
     """
     size = len(data)
+    if size > 4 and data[1] == _MARK_FIRST and size <= limits.event_bytes_uncounted:
+        return _decode_marked(data, limits)
     if size <= limits.event_bytes_flat:
         try:
+            # Without a maximum, msgpack would build its own timestamp without asking.
             return _unpack(data, strict_map_key=False, max_ext_len=0, ext_hook=_refuse_extension)
         except _UNPACK_ERRORS:
             return _decode_flat(data, limits)  # it has extension types, or is wrong
@@ -541,6 +629,33 @@ def decode_event(data: bytes, limits: WireLimits = CODEC_LIMITS) -> Any:
     return event
 
 
+def _decode_marked(data: bytes, limits: WireLimits) -> Any:
+    """Decode an event of at most ``event_bytes_uncounted`` that is probably a list with a mark.
+
+    A short tuple, or a value of a class with few fields, is often all there is: then what follows the mark is a list
+    that plain msgpack can carry.
+    """
+    if 0x91 <= data[0] <= 0x9F and data[2] == 0 and data[3] in _MARKED_CODES:
+        try:
+            values = _unpack(
+                _LIST_HEADS[data[0] - 0x91] + data[4:],
+                strict_map_key=False,
+                max_array_len=CLAIMS_UNCHECKED,
+                max_ext_len=0,
+                ext_hook=_refuse_extension,
+            )
+        except _UNPACK_ERRORS:
+            pass  # it has other extension types, too, or is wrong
+        else:
+            if len(data) > limits.event_nesting_max:
+                for value in values:
+                    if type(value) not in _SCALARS:
+                        _check_nesting_of_all(values, limits)
+                        break
+            return tuple(values) if data[3] == _TUPLE_CODE else _build_registered(values)
+    return _decode_extended(data, limits)
+
+
 def _decode_flat(data: bytes, limits: WireLimits) -> Any:
     """Decode an event of at most ``event_bytes_flat`` that has extension types.
 
@@ -548,8 +663,10 @@ def _decode_flat(data: bytes, limits: WireLimits) -> Any:
     extension types are leaves, they are all that is left to build.
     """
     if _MARK_START not in data and _TIMESTAMP_CODE not in data:
-        with suppress(*_UNPACK_ERRORS):
+        try:
             return _unpack(data, strict_map_key=False, ext_hook=_leaves().decode_leaf)
+        except _UNPACK_ERRORS:
+            pass
     return _decode_extended(data, limits)
 
 
@@ -712,24 +829,10 @@ def _unpack_extended(
 def _decode_extended(data: bytes, limits: WireLimits) -> Any:
     """Decode an event of at most ``event_bytes_uncounted`` that has extension types."""
     try:
-        if data[1:4] == _TUPLE_START and 0x91 <= data[0] <= 0x9F:
-            # A short tuple is often all there is: then what follows its mark is a list that plain msgpack can carry.
-            try:
-                values = _unpack(
-                    bytes((data[0] - 1,)) + data[4:],
-                    strict_map_key=False,
-                    max_array_len=CLAIMS_UNCHECKED,
-                    max_ext_len=0,
-                    ext_hook=_refuse_extension,
-                )
-            except _UNPACK_ERRORS:
-                pass  # it has other extension types, too, or is wrong
-            else:
-                if len(data) > limits.event_nesting_max:
-                    _check_nesting_of_all(values, limits)
-                return tuple(values)
         if len(data) > CLAIMS_UNCHECKED:
             _scan(data)
+        if _nests_little(data, limits):
+            return _ShallowBuilder(limits, counted=False).build(data)
         for kind in _builders_for(data):
             builder = kind(limits, counted=False)
             with suppress(_OpaqueMet):
@@ -738,6 +841,16 @@ def _decode_extended(data: bytes, limits: WireLimits) -> Any:
                 return event
     except _UNPACK_ERRORS as error:
         raise _not_an_event(error) from None
+
+
+def _nests_little(data: bytes, limits: WireLimits) -> bool:
+    """Whether an event is too small to nest too deep: it has at most as many containers as bytes that may begin one.
+
+    Not if msgpack's own extension type may be there, which it builds without asking.
+    """
+    return len(data) - len(data.translate(None, _CONTAINER_FIRSTS)) <= limits.event_nesting_max and (
+        _TIMESTAMP_CODE not in data
+    )
 
 
 def _builders_for(data: bytes) -> tuple[type[_Builder], ...]:
@@ -867,15 +980,18 @@ class _Builder:
 
     def check(self, event: Any) -> Generator[None, None, None]:
         """Check what shows only at the end, in steps. Raises ``ValueError``, or ``RemoteProtocolError``."""
+        self.check_marks()
+        yield from _check_nesting(event, self._limits, _CONTAINERS.union(_flat))
+
+    def check_marks(self) -> None:
         if self._marks:
             raise ValueError("an extension type in a place where it has no meaning")
-        yield from _check_nesting(event, self._limits, _CONTAINERS.union(_flat))
 
     def _marked(self, values: list[Any]) -> Any:
         self._marks -= 1
         code = values[0].code
         if code is ExtensionType.REGISTERED:
-            return _build_registered(values)
+            return _build_registered(values[1:])
         if code is ExtensionType.PART_EVENT:
             raise ValueError("an envelope with the name of a part, which only checkpoints of earlier releases have")
         members = values[1:]
@@ -886,6 +1002,30 @@ class _Builder:
             return (set if code is ExtensionType.SET else frozenset)(members)
         except BaseException as error:
             raise _unhashed(members, error) from error
+
+
+class _ShallowBuilder(_Builder):
+    """Builds an event that ``_nests_little``: values of users' classes, too, and nothing has to be tracked."""
+
+    __slots__ = ()
+
+    def build(self, data: bytes) -> Any:
+        """Raises what msgpack raises, or ``RemoteProtocolError``."""
+        event = _unpack(
+            data,
+            strict_map_key=False,
+            ext_hook=self.take_extension,
+            list_hook=self.take_list,
+            object_pairs_hook=self.take_pairs,
+        )
+        self.check_marks()
+        return event
+
+    def take_extension(self, code: int, data: bytes) -> Any:
+        if not data and (mark := _DECODED_MARKS.get(code)) is not None:
+            self._marks += 1
+            return mark
+        return _leaves().decode_leaf(code, data)
 
 
 class _NestingBuilder(_Builder):
@@ -943,13 +1083,14 @@ class _NestingBuilder(_Builder):
 
 
 def _build_registered(values: list[Any]) -> Any:
+    """Build the value that is a name and fields."""
     try:
-        return event_classes.find(values[1] if len(values) > 1 else None).build(values[2:])
+        return event_classes.find(values[0] if values else None).build(values[1:])
     except event_classes.NoFit as error:
         raise RemoteProtocolError(f"the event cannot be decoded: {_detail(error)}") from error
     except BaseException as error:  # whatever the user's class raises, an exit too
         raise RemoteProtocolError(
-            f"the event cannot be decoded: its {values[1]!r:.100} cannot be built from {len(values) - 2} fields: "
+            f"the event cannot be decoded: its {values[0]!r:.100} cannot be built from {len(values) - 1} fields: "
             f"{type_name(error)}: {_detail(error)}. Correct the class: what it does when it is built, in "
             "__post_init__ for example, must succeed wherever its event arrives"
         ) from error

@@ -149,6 +149,10 @@ def _decode_uuid(data: bytes) -> UUID:
 # --- NumPy --------------------------------------------------------------------------------------------------------
 
 
+_scalar_heads: dict[type, bytes] = {}
+"""By NumPy's types of numbers that are in memory as they are on the wire: what comes before their bytes."""
+
+
 def _encode_numpy(value: Any) -> tuple[ExtensionType, bytes] | None:
     numpy = sys.modules.get("numpy")
     if numpy is None:
@@ -158,7 +162,10 @@ def _encode_numpy(value: Any) -> tuple[ExtensionType, bytes] | None:
         return None
     name = _dtype_name(value)
     if not is_array:
-        return ExtensionType.NUMPY_SCALAR, bytes((len(name),)) + name.encode("ascii") + value.astype(name).tobytes()
+        head = bytes((len(name),)) + name.encode("ascii")
+        if value.dtype.str == name and name[1] not in "mM":  # the units of those are each value's own
+            _scalar_heads[type(value)] = head
+        return ExtensionType.NUMPY_SCALAR, head + value.astype(name).tobytes()
     return ExtensionType.NUMPY_ARRAY, _array_head(value, name) + value.astype(name, copy=False).tobytes()
 
 
@@ -221,7 +228,8 @@ def _decode_numpy_scalar(data: bytes) -> Any:
     name, start = _dtype_of(data)
     if len(data) - start != _ITEM_BYTES[name]:
         raise ValueError(f"a NumPy value of dtype {name} with {len(data) - start} bytes")
-    return _numpy().frombuffer(data, name, 1, start).astype(_native(name))[0]
+    numbers = _numpy().frombuffer(data, name, 1, start)
+    return (numbers if numbers.dtype.isnative else numbers.astype(_native(name)))[0]
 
 
 def _decode_numpy_array(data: bytes) -> Any:
@@ -283,6 +291,9 @@ def encode_leaf(value: Any, bytes_max: int) -> tuple[int, bytes] | None:
     row = _LEAVES.get(type(value))
     if row is not None:
         return row[0], row[1](value)
+    head = _scalar_heads.get(type(value))
+    if head is not None:
+        return ExtensionType.NUMPY_SCALAR, head + value.tobytes()
     if type(value).__module__ != "numpy":
         return None
     _check_size(getattr(value, "nbytes", 0), bytes_max)  # before it is copied: a broadcast array takes no memory
