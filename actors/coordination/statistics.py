@@ -122,6 +122,9 @@ class OperatorStatistics:
     events_in_snapshots: int = 0  # upward events that a subtask's valve held at its snapshot (H31)
     last_completed_checkpoint_id: int = -1
     last_checkpoint_ms: float | None = None  # of the last completed one, from its trigger to the durable write
+    last_checkpoint_files_bytes: int = 0  # of the last completed one: the files of its states
+    last_checkpoint_uploaded_bytes: int = 0  # of these, the ones that were uploaded for it
+    uploaded_bytes: int = 0  # the same of all completed ones together
     last_abort_reason: str = ""
     checkpoint_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     confirm_us: LatencyRecorder = field(default_factory=LatencyRecorder)
@@ -201,6 +204,9 @@ class OperatorStatistics:
             "counters": self.counters(),
             "last_completed_checkpoint_id": self.last_completed_checkpoint_id,
             "last_checkpoint_ms": self.last_checkpoint_ms,
+            "last_checkpoint_files_bytes": self.last_checkpoint_files_bytes,
+            "last_checkpoint_uploaded_bytes": self.last_checkpoint_uploaded_bytes,
+            "uploaded_bytes": self.uploaded_bytes,
             "last_abort_reason": self.last_abort_reason,
             "checkpoint_us": self.checkpoint_us.percentiles(),
             "confirm_us": self.confirm_us.percentiles(),

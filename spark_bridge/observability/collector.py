@@ -65,6 +65,7 @@ COUNTS = (
     "checkpoints_aborted",
     "checkpoints_refused",
     "savepoints_completed",
+    "uploaded_bytes",
 )
 """The counts of ``OperatorStatistics`` that a status shows."""
 
@@ -198,6 +199,8 @@ class StatusCollector:
             checkpoint_history=tuple(journal.checkpoints),
             failures=tuple(journal.failures),
             last_completed_checkpoint_id=statistics.last_completed_checkpoint_id,
+            last_checkpoint_files_bytes=statistics.last_checkpoint_files_bytes,
+            last_checkpoint_uploaded_bytes=statistics.last_checkpoint_uploaded_bytes,
             in_doubt=view.in_doubt,
             counts=counts,
             events_up_per_s=operator.rates.per_s("events_received", counts, now),

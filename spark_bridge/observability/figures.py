@@ -75,7 +75,7 @@ def _one(name: str, kind: Kind, meaning: str, read: Callable[[S], float | Latenc
 
 
 def _labelled(name: str, kind: Kind, labels: tuple[str, ...], meaning: str, read: Callable[[S], Values]) -> Family[S]:
-    unit = next((unit for unit in ("seconds", "bytes") if name.endswith(unit)), "")
+    unit = next((unit for unit in ("seconds", "bytes") if name.removesuffix("_total").endswith(unit)), "")
     return Family(name, kind, unit, labels, meaning, read)
 
 
@@ -297,6 +297,23 @@ _OPERATOR: tuple[Family[Operator], ...] = (
             else [((phase,), operator.completed.phases_s.get(phase, 0.0)) for phase in PHASES]
         ),
     ),
+    _one(
+        "subtasks_uploading",
+        "gauge",
+        "Subtasks that are storing the files of their states, for a checkpoint in progress.",
+        lambda operator: sum(one.uploading for one in operator.status.checkpoints),
+    ),
+    _gauge(
+        "last_checkpoint_files_bytes",
+        "status.last_checkpoint_files_bytes",
+        "The size of the files of states that the last completed checkpoint has.",
+    ),
+    _gauge(
+        "last_checkpoint_uploaded_bytes",
+        "status.last_checkpoint_uploaded_bytes",
+        "Of these files, the size of those that were uploaded for it.",
+    ),
+    _count("uploaded_bytes_total", "uploaded_bytes", "The same of all completed checkpoints together."),
     _histogram("event_confirm_seconds", "status.confirm", "From an event's sending to its confirmation by the task."),
     _histogram("request_seconds", "status.request", "From the arrival of a task's request to its answer."),
     _histogram("checkpoint_seconds", "status.checkpoint", "From a checkpoint's trigger to its durable write."),

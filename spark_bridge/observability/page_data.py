@@ -123,6 +123,8 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
         "call": None if operator.call is None else _call(operator.call),
         "queued": operator.queued,
         "last_completed_checkpoint_id": operator.last_completed_checkpoint_id,
+        "last_checkpoint_files_bytes": operator.last_checkpoint_files_bytes,
+        "last_checkpoint_uploaded_bytes": operator.last_checkpoint_uploaded_bytes,
         "in_doubt": operator.in_doubt,
         "counts": dict(operator.counts),
         "counters": [
@@ -187,6 +189,7 @@ def _progress(checkpoint: CheckpointProgress) -> dict[str, Any]:
         "subtasks": len(checkpoint.subtasks),
         "awaited": awaited[:20],
         "awaited_count": len(awaited),
+        "uploading": checkpoint.uploading,
     }
 
 

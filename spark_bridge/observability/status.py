@@ -169,6 +169,11 @@ class CheckpointProgress(NamedTuple):
         awaited = {"closing": "close", "acknowledging": "acknowledge", "uploading": "state"}.get(self.phase)
         return tuple(sorted(subtask for subtask, step in self.subtasks.items() if step == awaited))
 
+    @property
+    def uploading(self) -> int:
+        """How many subtasks are still storing the files of their states, in whatever phase it is."""
+        return list(self.subtasks.values()).count("state")
+
 
 class CheckpointRecord(NamedTuple):
     """A checkpoint or savepoint that has ended. ``phases_s``: the duration of each phase that it went through.
@@ -249,6 +254,9 @@ class OperatorStatus:
     part and of the figure. A part that several operators share has the same figures in each.
     ``jobs_of_last_action``: how many jobs ``take`` or a similar action has made of the last action, each of which is a
     run over some of the subtasks; 0 or 1 for any other action.
+    ``last_checkpoint_files_bytes``: the size of the files of states that the last completed checkpoint has, and
+    ``last_checkpoint_uploaded_bytes`` of those that were uploaded for it. ``counts["uploaded_bytes"]`` is the sum of
+    the latter over all completed checkpoints.
     """
 
     operator_id: str
@@ -278,6 +286,8 @@ class OperatorStatus:
     sources: Mapping[str, SourceStatus] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, int | float]] = field(default_factory=dict)
     jobs_of_last_action: int = 0
+    last_checkpoint_files_bytes: int = 0
+    last_checkpoint_uploaded_bytes: int = 0
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
 
@@ -28,7 +28,15 @@ log = get_logger("headgate.storage")
 _READERS = 4
 """How many manifests are read at the same time: half of the storage's threads."""
 
-Names = dict[StateHandle, frozenset[str]]
+
+class _Named(NamedTuple):
+    """What a state names, and how many bytes of it were uploaded together with its manifest."""
+
+    names: frozenset[str]
+    uploaded_bytes: int
+
+
+_Known = dict[StateHandle, _Named]
 
 
 class _Threads(Protocol):
@@ -65,7 +73,7 @@ class OperatorStates:
         self._folder = storage.state_folder(operator_id)
         self._savepoint_folder = savepoint_folder
         self._elsewhere = elsewhere
-        self._known: Names = {}  # what the states of the last checkpoint name
+        self._known: _Known = {}  # what the states of the last checkpoint name
         self._copies: dict[tuple[int, bytes], str] = {}  # of the checkpoint that this application starts from
         self._nonce = secrets.token_hex(8)
         self._numbers = itertools.count(1)
@@ -101,8 +109,8 @@ class OperatorStates:
 
     async def gather(
         self, checkpoint: CompletedCheckpoint, to_copy: Sequence[StateHandle]
-    ) -> tuple[frozenset[str], dict[StateHandle, StateHandle]]:
-        copied = {}
+    ) -> tuple[frozenset[str], dict[StateHandle, StateHandle], int]:
+        copied, before = {}, self._known
         origin, copies = FileOrigin(checkpoint.checkpoint_id, self.epoch), self._copies
         for handle in to_copy:
             assert self._elsewhere is not None
@@ -114,7 +122,8 @@ class OperatorStates:
             names = await self._read(self._folder, [copied.get(one, one) for one in files_of(checkpoint)])
         except CheckpointUnreadable as error:
             raise _not_shared(error) from error
-        return names, copied
+        new = [named.uploaded_bytes for handle, named in self._known.items() if handle not in before]
+        return names, copied, sum(new)
 
     async def gather_for_savepoint(
         self, checkpoint: CompletedCheckpoint, to_copy: Sequence[StateHandle]
@@ -152,7 +161,7 @@ class OperatorStates:
 
         async def read(some: Sequence[StateHandle]) -> None:
             try:
-                known.update(await self._until_stopped(partial(_names_of, folder, some)))
+                known.update(await self._until_stopped(partial(_named_by, folder, some)))
             except StorageError as error:  # in a task group, it would come out in a group
                 errors.append(error)
 
@@ -163,7 +172,7 @@ class OperatorStates:
             raise errors[0]
         if folder is self._folder:
             self._known = known
-        return frozenset().union(*known.values())
+        return frozenset().union(*(named.names for named in known.values()))
 
     async def _until_stopped(self, call: Callable[..., T]) -> T:
         """Run ``call(stopped=...)`` in a thread, and have it stop if this is cancelled."""
@@ -178,13 +187,17 @@ class OperatorStates:
         return file_name(origin, self._storage.owner.token, 0, 0, self._nonce, f"{kind}{next(self._numbers)}")
 
 
-def _names_of(folder: StateFolder, handles: Sequence[StateHandle], stopped: Callable[[], bool]) -> Names:
-    names: Names = {}
+def _named_by(folder: StateFolder, handles: Sequence[StateHandle], stopped: Callable[[], bool]) -> _Known:
+    named: _Known = {}
     for handle in handles:
         if stopped():
             break
-        names[handle] = folder.names_of(handle)
-    return names
+        sizes = {file.name: file.size for file in folder.read_manifest(handle)}
+        sizes[handle.manifest] = handle.size
+        together = f"{handle.manifest.partition('/')[0]}/"  # of the same checkpoint of the same application
+        uploaded_bytes = sum([size for name, size in sizes.items() if name.startswith(together)])
+        named[handle] = _Named(frozenset(sizes), uploaded_bytes)
+    return named
 
 
 def _not_shared(error: CheckpointUnreadable) -> StorageError:

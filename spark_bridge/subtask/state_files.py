@@ -8,12 +8,14 @@ A task that has none does not import this, nor what it needs.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from protocol.describing import describe
+from protocol.file_retention import FileOrigin, file_name
 from protocol.wire.state_handles import StateHandle
 from spark_bridge.common.endpoint import StateStorage, TaskEndpoint, TaskIdentity
 from spark_bridge.storage.errors import StorageError
@@ -36,7 +38,8 @@ class TaskFiles:
 
     ``written`` is told how much has been written into the storage by all uploads so far.
 
-    Raises ``StorageError`` if the storage cannot have files, or if there is no place for the folders on this host.
+    Raises ``StorageError`` if the storage cannot have files, if this process cannot write and read there, or if the
+    folders cannot be made on this host. Otherwise the task would learn it at its first checkpoint, or at a restore.
     """
 
     def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity, written: Callable[[int], None]) -> None:
@@ -45,6 +48,7 @@ class TaskFiles:
         assert storage is not None
         self._storage = storage
         self._folder = StateFolder.of_operator(Files(storage.url, storage.options), endpoint.operator_id)
+        self._probe(storage, identity)
         whose = endpoint.operator_id, identity.subtask, storage.token
         try:
             self._left = LocalFolder.left_of(*whose)
@@ -62,6 +66,11 @@ class TaskFiles:
         self._snapshots = 0
         self._unused: set[Path] = set()  # folders for snapshots that were given out
         self._written = written
+
+    def _probe(self, storage: StateStorage, identity: TaskIdentity) -> None:
+        origin = FileOrigin(1, storage.epoch)  # older than any checkpoint that names files of this attempt
+        nonce = secrets.token_hex(8)
+        self._folder.probe(file_name(origin, storage.token, identity.subtask, identity.task_attempt_id, nonce, "probe"))
 
     # --- the folders of this host ---------------------------------------------------------------------------------
 

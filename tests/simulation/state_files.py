@@ -169,7 +169,7 @@ class SimulatedStates(OperatorStates):
 
     async def gather(
         self, checkpoint: CompletedCheckpoint, to_copy: Sequence[StateHandle]
-    ) -> tuple[frozenset[str], dict[StateHandle, StateHandle]]:
+    ) -> tuple[frozenset[str], dict[StateHandle, StateHandle], int]:
         """Check the files of a checkpoint that is about to be written."""
         files = self._world.storage.state_files
         demand(not to_copy, f"H193: {to_copy} is copied, and no savepoint has files")
@@ -177,7 +177,7 @@ class SimulatedStates(OperatorStates):
             for part in checkpoint.subtask_states.values():
                 for state in part.states:
                     check_state(files, state, f"checkpoint {checkpoint.checkpoint_id} stores")
-        return names_in(files, files_of(checkpoint)), {}
+        return names_in(files, files_of(checkpoint)), {}, 0
 
     async def _read(self, folder: StateFolder, handles: Sequence[StateHandle]) -> frozenset[str]:
         return names_in(self._world.storage.state_files, handles)

@@ -59,6 +59,9 @@ def test_a_killed_task_goes_on_from_its_files(spark: SparkSession, tmp_path: Pat
             coordinator.wait_until_seen(0, 5)
             coordinator.wait_until_seen(1, 2)
             sidecar.checkpoint()
+            status = sidecar.status().operators["op"]
+            assert status.last_checkpoint_files_bytes == 7
+            assert status.last_checkpoint_uploaded_bytes == status.counts["uploaded_bytes"] > 7  # with the manifests
             coordinator.send_numbers(0, 2)
             coordinator.wait_until_seen(0, 7)
             coordinator.tell(0, "die")

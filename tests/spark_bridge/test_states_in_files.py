@@ -66,6 +66,31 @@ async def test_a_checkpoint_names_files_and_a_restart_restores_them(tmp_path: Pa
         assert missing(application.storage) == []
 
 
+async def test_the_statistics_tell_what_was_uploaded_from_what_a_checkpoint_has(tmp_path: Path) -> None:
+    async with an_application(tmp_path) as application:
+        (task,) = await application.tasks_of(0)
+        task.write("one", bytes(1000))
+        (handle,) = files_of(await application.completed_checkpoint())
+        statistics = application.statistics
+        assert statistics.last_checkpoint_files_bytes == 1000
+        assert statistics.last_checkpoint_uploaded_bytes == 1000 + handle.size
+        task.write("two", bytes(10))
+        (later,) = files_of(await application.completed_checkpoint())
+        assert statistics.last_checkpoint_files_bytes == 1010
+        assert statistics.last_checkpoint_uploaded_bytes == 10 + later.size
+        assert statistics.uploaded_bytes == 1010 + handle.size + later.size
+    async with an_application(tmp_path) as application:
+        (task,) = await application.tasks_of(0)
+        (again,) = files_of(await application.completed_checkpoint())
+        assert application.statistics.last_checkpoint_files_bytes == 1010
+        assert application.statistics.last_checkpoint_uploaded_bytes == again.size, "the files are named again"
+        task.inline = True
+        await application.completed_checkpoint()
+        assert application.statistics.last_checkpoint_files_bytes == 0
+        await application.savepoint()
+        assert application.statistics.uploaded_bytes == again.size
+
+
 # --- the sweep ------------------------------------------------------------------------------------------------------
 
 

@@ -169,13 +169,17 @@ class CheckpointRequests:
             self.uncommitted = reason
         _fail(reply_to, reason, error)
 
-    def completed(self, checkpoint_id: int, now: float) -> None:
+    def completed(self, checkpoint_id: int, now: float, files_bytes: int, uploaded_bytes: int) -> None:
+        """A checkpoint is complete. It names files with ``files_bytes``; ``uploaded_bytes`` of them are new."""
         request = self._open.pop(checkpoint_id)
         statistics = self._statistics
         statistics.checkpoints_completed += 1
         statistics.last_completed_checkpoint_id = checkpoint_id
         statistics.last_checkpoint_ms = round((now - request.since) * 1e3, 3)
         statistics.checkpoint_us.record((now - request.since) * 1e6)
+        statistics.last_checkpoint_files_bytes = files_bytes
+        statistics.last_checkpoint_uploaded_bytes = uploaded_bytes
+        statistics.uploaded_bytes += uploaded_bytes
         self.uncommitted = ""
         if request.reply_to is not None:
             request.reply_to.answer(checkpoint_id)
@@ -372,6 +376,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._may_have_files = config.restored is not None and bool(files_of(config.restored))
         self._to_write: dict[int, StoreCheckpoint] = {}  # what names files, until it is being written
         self._copied: dict[int, dict[StateHandle, StateHandle]] = {}  # for these
+        self._file_bytes: dict[int, tuple[int, int]] = {}  # of the files that it names, and of those uploaded for it
         if config.restored is not None:
             statistics.last_completed_checkpoint_id = config.restored.checkpoint_id
 
@@ -697,8 +702,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._writes.gather(checkpoint_id, gather)
 
     def _gathered(self, found: FilesGathered) -> None:
-        if found.checkpoint_id in self._to_write:  # otherwise it was given up meanwhile
+        effect = self._to_write.get(found.checkpoint_id)
+        if effect is not None:  # otherwise it was given up meanwhile
             self._copied[found.checkpoint_id] = found.copied
+            total = sum([files.total_bytes for files in files_of(effect.checkpoint)])
+            self._file_bytes[found.checkpoint_id] = total, found.uploaded_bytes
             self._retention.named(found.checkpoint_id, found.names)
 
     def _write_allowed(self, checkpoint_id: int) -> None:
@@ -735,6 +743,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         """A checkpoint was aborted or refused, or a savepoint has ended."""
         self._to_write.pop(checkpoint_id, None)
         self._copied.pop(checkpoint_id, None)
+        self._file_bytes.pop(checkpoint_id, None)
         self._retention.given_up(checkpoint_id, in_doubt=in_doubt)
 
     def _end_checkpoint(
@@ -751,7 +760,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._labels.complete(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED))
                 self._coordinator_ref.tell(effect)
-                self._requests.completed(checkpoint_id, now)
+                self._requests.completed(checkpoint_id, now, *self._file_bytes.pop(checkpoint_id, (0, 0)))
             case EndSavepoint():
                 self._checkpoint_over(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT))
@@ -824,7 +833,7 @@ async def _gathered(states: StatesPort, effect: StoreCheckpoint) -> Gathered:
 
 async def _gathered_for_savepoint(states: StatesPort, effect: StoreCheckpoint) -> Gathered:
     names = await states.gather_for_savepoint(effect.checkpoint, effect.to_copy)
-    return names, {files: files for files in effect.to_copy}  # a copy has the names of its original
+    return names, {files: files for files in effect.to_copy}, 0  # a copy has the names of its original
 
 
 OBSERVED_INPUTS = frozenset({CheckpointTriggered, CoordinatorSnapshotTaken})

@@ -324,11 +324,15 @@ class RequestCheckpoint:
 
 @value
 class FilesGathered:
-    """What a checkpoint names has been read, as ``StateRetention`` needs it; ``copied`` as in ``CheckpointStored``."""
+    """What a checkpoint names has been read, as ``StateRetention`` needs it; ``copied`` as in ``CheckpointStored``.
+
+    ``uploaded_bytes``: of the files, those that were uploaded for this checkpoint.
+    """
 
     checkpoint_id: int
     names: frozenset[str]
     copied: dict[StateHandle, StateHandle]
+    uploaded_bytes: int
 
 
 @value

@@ -46,8 +46,8 @@ _FIRST_RETRY_S = 1.0
 _RETRY_S_MAX = 60.0
 
 
-Gathered = tuple[frozenset[str], dict[StateHandle, StateHandle]]
-"""What a checkpoint needs of the operator's folder of states, and the copies, as in ``CheckpointStored``."""
+Gathered = tuple[frozenset[str], dict[StateHandle, StateHandle], int]
+"""What a checkpoint needs of the operator's folder of states, and the rest as in ``FilesGathered``."""
 
 
 class StatesPort(Protocol):

@@ -167,7 +167,8 @@
   function bytes(value) {
     if (value < 1000) return value + " B";
     if (value < 1e6) return (value / 1e3).toPrecision(3) + " kB";
-    return (value / 1e6).toPrecision(3) + " MB";
+    if (value < 1e9) return (value / 1e6).toPrecision(3) + " MB";
+    return (value / 1e9).toPrecision(3) + " GB";
   }
 
   function many(count, one, more) {
@@ -515,7 +516,7 @@
           {text: number(backlog), kind: "hg-number"},
         ]), "No split.");
         setRows(checkpoints.body, checkpointRows(operator), "No checkpoint yet.");
-        say(parts.checkpoints.note, number(operator.counts.checkpoints_completed) + " completed, " + number(operator.counts.checkpoints_aborted) + " aborted");
+        say(parts.checkpoints.note, number(operator.counts.checkpoints_completed) + " completed, " + number(operator.counts.checkpoints_aborted) + " aborted" + filesOfLast(operator));
         setRows(failures.body, failureRows(operator), "No failure.");
         say(parts.failures.note, many(operator.counts.failures, "failure") + " of attempts in all");
       },
@@ -945,13 +946,18 @@
     };
   }
 
+  function filesOfLast(operator) {
+    if (!operator.last_checkpoint_files_bytes) return "";
+    return "; the last has files of " + bytes(operator.last_checkpoint_files_bytes) + ", of which " + bytes(operator.last_checkpoint_uploaded_bytes) + " were uploaded for it";
+  }
+
   function checkpointRows(operator) {
     const longest = Math.max(0.001, ...operator.checkpoint_history.map((one) => one.duration_s));
     const pending = operator.checkpoints.map((one) => [
       {text: (one.savepoint ? "savepoint " : "") + one.checkpoint_id, kind: "hg-number", head: true},
       {text: clock(one.triggered_at), kind: "hg-number"}, {text: one.phase, tag: "pending"},
       {text: seconds(status.taken_at - one.triggered_at), kind: "hg-number"},
-      {text: one.phase + " for " + seconds(one.phase_s), kind: "hg-wide"},
+      {text: one.phase + " for " + seconds(one.phase_s) + (one.uploading ? ", " + many(one.uploading, "subtask") + " of " + number(one.subtasks) + " storing files" : ""), kind: "hg-wide"},
       one.awaited_count ? "waits for " + (one.awaited_count === 1 ? "subtask " : "subtasks ") + one.awaited.join(", ") + (one.awaited_count > one.awaited.length ? " and " + number(one.awaited_count - one.awaited.length) + " more" : "") : "",
     ]);
     const ended = [...operator.checkpoint_history].reverse().map((one) => [

@@ -5,6 +5,7 @@
 ```
 ROOT/OPERATOR/state/ID-EPOCH-TOKEN/SUBTASK-TASKATTEMPT-NONCE-NUMBER     what a file of a state contains
 ROOT/OPERATOR/state/ID-EPOCH-TOKEN/SUBTASK-TASKATTEMPT-NONCE-mNUMBER    a manifest
+ROOT/OPERATOR/state/1-EPOCH-TOKEN/SUBTASK-TASKATTEMPT-NONCE-probe       whether this task can write
 DIRECTORY/savepoint-NAME.state/...                                      the same of a savepoint, and all that it needs
 ```
 
@@ -28,6 +29,7 @@ from spark_bridge.storage.state_files.manifest import StoredFile, decode_manifes
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done, and those in all."""
 
+_PROBE = b"a task of Headgate can write here\n"
 _LOST = (
     "the checkpoint that names it cannot be restored: restore an older one, or copy the file from a backup; if the "
     "storage is a local path, all executors and the driver must share it"
@@ -99,6 +101,21 @@ class StateFolder:
             raise CheckpointUnreadable(error.file, error.problem, _LOST) from error
         except ValueError as error:
             raise CheckpointUnreadable(self.name_of(file.name), f"it {error}", _LOST) from None
+
+    def probe(self, name: str) -> None:
+        """Write a small file whose name nobody else uses, and read it. No state names it, so a sweep deletes it.
+
+        Raises ``StorageError`` if either fails.
+        """
+        try:
+            self.write(name, [_PROBE], len(_PROBE))
+            for _ in self.verified(StoredFile("", len(_PROBE), sha256(_PROBE).digest(), name), bool):
+                pass
+        except StorageError as error:
+            raise StorageError(
+                f"a task cannot write and read states in files: {error}. Correct what its machine has: the credentials "
+                "there, or those in StorageDetails(task_options=...), must allow both; a directory must be writable"
+            ) from error
 
     def read_manifest(self, handle: StateHandle) -> tuple[StoredFile, ...]:
         """The files of a state, verified as far as the handle vouches for them. Their contents are not read."""

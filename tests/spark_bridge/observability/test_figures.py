@@ -53,12 +53,14 @@ def busy() -> SidecarStatus:
             attempt(2, connected=False, state="accepted"),
             attempt(3, state="over", failure="killed", connected=False),
         ),
-        checkpoints=(checkpoint("closing", 1),),
+        checkpoints=(checkpoint("closing", 1), checkpoint("acknowledging", 1, 2, step="state")),
         checkpoint_history=(
             CheckpointRecord(10, False, NOW - 9, 2.0, {"closing": 0.5, "storing": 1.5}, "completed", ""),
             CheckpointRecord(11, False, NOW - 5, 1.0, {"closing": 1.0}, "aborted", "timeout"),
         ),
         last_completed_checkpoint_id=10,
+        last_checkpoint_files_bytes=5_000,
+        last_checkpoint_uploaded_bytes=50,
         in_doubt=(11,),
         counts={name: 100 + number for number, name in enumerate(COUNTS)},
         confirm=LatencyStatus(1000, sum_us=300_000.0, histogram=(*[0] * 6, 600, 400, *[0] * 20)),
@@ -85,7 +87,7 @@ def test_names_and_units_follow_the_conventions() -> None:
         assert family.full_name.endswith("_total") == (family.kind == "counter")
         assert not re.search("_(ms|us|millis|kb|mb|count|sum)(_|$)", family.full_name)  # base units, no reserved suffix
         assert (family.unit == "seconds") == family.full_name.endswith("_seconds")
-        assert (family.unit == "bytes") == family.full_name.endswith("_bytes")
+        assert (family.unit == "bytes") == family.full_name.endswith(("_bytes", "_bytes_total"))
         assert family.meaning.endswith(".")
 
 
@@ -139,6 +141,10 @@ def test_a_scrape_reads_the_figures_in_base_units() -> None:
         f"headgate_last_checkpoint_time_seconds{[crawl]}": NOW - 7,
         f"headgate_last_checkpoint_phase_seconds{[crawl, ('phase', 'storing')]}": 1.5,
         f"headgate_checkpoints_total{[crawl, ('outcome', 'completed')]}": 100 + COUNTS.index("checkpoints_completed"),
+        f"headgate_subtasks_uploading{[crawl]}": 2,
+        f"headgate_last_checkpoint_files_bytes{[crawl]}": 5_000,
+        f"headgate_last_checkpoint_uploaded_bytes{[crawl]}": 50,
+        f"headgate_uploaded_bytes_total{[crawl]}": 100 + COUNTS.index("uploaded_bytes"),
         f"headgate_start_time_seconds{[]}": NOW - 100,
         f"headgate_event_loop_lag_max_seconds{[]}": 0.002,
         f"headgate_sidecar_info{[('relay', 'jvm'), ('tls', 'false')]}": 1,

@@ -7,8 +7,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from moto.core.authorization import ActionAuthenticatorMixin
 
 from protocol.file_retention import LAST_STATE, origin_of
 from protocol.wire.state_handles import FILES_MAX, StateHandle, unpack_handle
@@ -825,3 +828,51 @@ for name in ("anyio", "structlog", "actors", "pyspark"):
 import spark_bridge.storage.state_files.uploading, spark_bridge.storage.state_files.restoring
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+# --- credentials ----------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_is_written_read_and_swept(folder: StateFolder) -> None:  # H190
+    name = "1-1-ab/0-7-cd-probe"
+    folder.probe(name)
+    assert folder.names() == folder.orphans(()) == (name,)
+    folder.delete([name])
+    assert folder.names() == ()
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in ("s3", "azure")])
+def test_wrong_credentials_are_an_error_that_says_what_was_refused(
+    name: str, object_stores: Callable[[str], ObjectStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H190: for a task at its start, and for the driver whenever it reads, lists or deletes."""
+    store_ = object_stores(name)
+    url = f"{store_.protocol}://{store_.new_bucket()}/storage"
+    handle = store(
+        an_uploader(StateFolder.of_operator(Files(url, store_.options), "words"), tmp_path),
+        a_state(tmp_path, a_sst=b"a"),
+        1,
+    )
+    if name == "s3":
+        options = {**store_.options, "key": "AKIAWRONG", "secret": "SecretWord"}
+        monkeypatch.setattr(
+            ActionAuthenticatorMixin, "request_count", math.inf
+        )  # from now on, the server looks at keys
+    else:
+        given = store_.options["connection_string"]
+        options = {"connection_string": re.sub("AccountKey=[^;]*", "AccountKey=U2VjcmV0V29yZA==", given)}
+    folder = StateFolder.of_operator(Files(url, options), "words")
+    refused = r"AccessKey|Access Key|[Ff]orbidden|[Aa]uthoriz|[Aa]uthenticat"
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("a task cannot write and read states in files: cannot write", lambda: folder.probe("1-1-ab/0-7-cd-probe")),
+        ("cannot read", lambda: folder.read_manifest(handle)),
+        ("cannot list", folder.names),
+        ("could not be deleted, and will be tried again: cannot delete", lambda: folder.delete([handle.manifest])),
+    ]
+    for what, call in calls:
+        with pytest.raises(StorageError, match=refused) as raised:
+            call()
+        assert what in str(raised.value)
+        assert not isinstance(raised.value, CheckpointUnreadable), "nothing is said to be lost"
+        assert "SecretWord" not in str(raised.value)
+        assert "U2VjcmV0V29yZA" not in str(raised.value)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,9 @@ class Gate:
         original = StateFolder.write
 
         def write(folder: StateFolder, name: str, pieces: Any, size_bytes: int) -> None:
+            if is_probe(name):
+                original(folder, name, pieces, size_bytes)
+                return
             self.names.append(name)
             original(folder, name, self._held(pieces), size_bytes)
 
@@ -121,6 +125,16 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 def folder_of(storage: StateStorage) -> StateFolder:
     return StateFolder.of_operator(Files(storage.url), "words")
+
+
+def is_probe(name: str) -> bool:
+    """Whether it is what each attempt writes before its first state."""
+    return name.endswith("-probe")
+
+
+def names_in(storage: StateStorage) -> tuple[str, ...]:
+    """What is in the storage, without what a sweep would delete in any case."""
+    return tuple(name for name in folder_of(storage).names() if not is_probe(name))
 
 
 def state_at(storage: StateStorage, handle: StateHandle | None, into: Path) -> dict[str, bytes]:
@@ -163,7 +177,7 @@ def test_the_bytes_leave_at_the_cut_and_the_handle_when_the_files_are_stored(
     assert finished.state == b"beside"
     assert sorted(state_at(storage, finished.files, tmp_path / "last").values()) == [b"'end'", b"'one'", b"'two'"]
     assert task.outputs() == ["one", "two"]
-    written = sum(len(one.read_bytes()) for one in Path(storage.url).rglob("*") if one.is_file())
+    written = sum(len(content) for name, content in content_of(Path(storage.url)).items() if not is_probe(name))
     assert keeper.context.statistics.uploaded_bytes == written
     last = {origin_of(name) for name in gate.names[2:]}
     assert {origin.checkpoint_id for origin in last if origin} == {LAST_STATE}
@@ -276,9 +290,10 @@ def test_a_savepoint_gets_all_files_in_its_own_folder(peer: Peer, storage: State
 
 def test_an_upload_that_fails_fails_the_checkpoint_and_nothing_else(peer: Peer, storage: StateStorage) -> None:
     """H192."""
-    in_the_way = Path(storage.url)
-    in_the_way.write_text("a file")
     task, connection = peer.run(Keeper(), state_storage=storage)
+    in_the_way = Path(storage.url)
+    shutil.rmtree(in_the_way)
+    in_the_way.write_text("a file")
     connection.send_events(1, "one")
     ask_for_snapshot(connection, 2, 6)
     failed = connection.next_item(StateFailed)
@@ -347,7 +362,7 @@ def test_the_upload_of_an_aborted_checkpoint_stops_and_the_next_one_is_stored(
     stored = connection.next_item(StateStored)
     assert stored.checkpoint_id == 7
     assert sorted(state_at(storage, stored.handle, tmp_path / "found").values()) == [b"'one'", b"'two'"]
-    named = {name for name in folder_of(storage).names() if origin_of(name) == (6, 3)}
+    named = {name for name in names_in(storage) if origin_of(name) == (6, 3)}
     assert named == set(), "what was not complete is gone"
     end(peer, connection, task, 8)
 
@@ -379,7 +394,7 @@ def test_an_upload_ends_with_its_attempt(peer: Peer, storage: StateStorage, gate
     gate.open.set()
     for thread in uploading:
         thread.join(PATIENCE_S)
-    assert folder_of(storage).names() == ()
+    assert names_in(storage) == ()
     assert [one.name for one in left.iterdir()] == ["state-0"], "for the next attempt of the subtask on this host"
 
 
@@ -398,7 +413,111 @@ def test_a_task_that_fails_during_an_upload_says_why_it_failed(peer: Peer, stora
     assert "as asked" in connection.finish().failure
     gate.open.set()
     assert isinstance(task.error(), ValueError)
-    assert folder_of(storage).names() == ()
+    assert names_in(storage) == ()
+
+
+# --- what the storage allows ----------------------------------------------------------------------------------------
+
+
+def test_an_attempt_with_states_in_files_writes_one_small_file_before_its_first_state(
+    peer: Peer, storage: StateStorage
+) -> None:
+    task, connection = peer.run(Keeper(), state_storage=storage)
+    [probe] = folder_of(storage).names()
+    assert is_probe(probe)
+    assert origin_of(probe) == (1, 3), "a sweep of this application deletes it"
+    end(peer, connection, task, 1)
+    assert [name for name in folder_of(storage).names() if is_probe(name)] == [probe]
+
+
+def test_a_task_that_cannot_write_into_the_storage_fails_before_its_first_record(
+    peer: Peer, storage: StateStorage, executor: Path
+) -> None:
+    Path(storage.url).write_text("a file, where a directory is needed")
+    task = peer.start(Keeper(), state_storage=storage)
+    connection = peer.register()
+    assert "a task cannot write and read states in files: cannot write " in connection.finish().failure
+    error = task.error()
+    assert isinstance(error, StorageError)
+    assert "StorageDetails(task_options=...)" in str(error)
+    assert not executor.exists() or list(executor.iterdir()) == [], "nothing is left on this host"
+
+
+# --- a disk that is full --------------------------------------------------------------------------------------------
+
+
+class SmallDisk:
+    """A file system of 1 MiB."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ballast = path / "of somebody else"
+
+    def fill(self, *, but_bytes: int) -> None:
+        free = os.statvfs(self.path)
+        with self._ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - but_bytes)
+
+    def free(self) -> None:
+        self._ballast.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[Path], SmallDisk]]:
+    """Mounts one at a path."""
+    mounted: list[Path] = []
+
+    def mount(path: Path) -> SmallDisk:
+        path.mkdir(exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "headgate-test", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        mounted.append(path)
+        return SmallDisk(path)
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+class Large(Keeper):
+    """Its state also has a file of 300 kB, which is copied at each cut because it may change."""
+
+    def open(self, context: SubtaskContext, state: Any) -> None:
+        super().open(context, state)
+        (context.state_folder / "large").write_bytes(bytes(300_000))
+
+
+@pytest.mark.parametrize("full", ["the local disk", "the storage"])
+def test_a_full_disk_fails_the_checkpoint_and_the_next_one_succeeds_when_there_is_space(
+    full: str, peer: Peer, storage: StateStorage, tmp_path: Path, small_disk: Callable[[Path], SmallDisk]
+) -> None:
+    """H192: records go on meanwhile, and nothing is lost."""
+    local = full == "the local disk"
+    disk = small_disk(tmp_path / "blockmgr-1" if local else Path(storage.url))
+    task, connection = peer.run(Large(), state_storage=storage)
+    connection.send_events(1, "one")
+    disk.fill(but_bytes=100_000)
+    connection.close_for(2, 6)
+    connection.send(barrier(3, 6, 0))
+    if not local:
+        connection.next_item(CheckpointAcknowledged)
+    failed = connection.next_item(CheckpointDeclined if local else StateFailed)
+    assert isinstance(failed, (CheckpointDeclined, StateFailed))
+    assert failed.checkpoint_id == 6
+    assert "No space left on device" in failed.reason
+    assert ("cannot freeze" if local else f"cannot write {storage.url}") in failed.reason
+    connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "two"))
+    connection.confirmed(5)
+    assert os.statvfs(disk.path).f_bavail * os.statvfs(disk.path).f_frsize > 80_000, "what was begun is removed"
+    disk.free()
+    ask_for_snapshot(connection, 6, 7)
+    stored = connection.next_item(StateStored)
+    found = state_at(storage, stored.handle, tmp_path / "found")
+    assert found.pop("large") == bytes(300_000)
+    assert sorted(found.values()) == [b"'one'", b"'two'"]
+    assert end(peer, connection, task, 8) == ["one", "two"]
 
 
 # --- the end --------------------------------------------------------------------------------------------------------
@@ -497,8 +616,9 @@ def test_the_attempt_may_end_during_the_upload_of_its_last_state(peer: Peer, sto
 
 
 def test_a_task_fails_if_its_last_state_cannot_be_stored(peer: Peer, storage: StateStorage) -> None:
-    Path(storage.url).write_text("a file is in the way")
     task, connection = peer.run(Keeper(), state_storage=storage)
+    shutil.rmtree(storage.url)
+    Path(storage.url).write_text("a file is in the way")
     connection.send(connection.event(1, "end"))
     assert "cannot write" in connection.finish().failure
     assert isinstance(task.error(), StorageError)
@@ -742,7 +862,8 @@ def write(folder, name, pieces, size):
                 print("writing", flush=True)
                 threading.Event().wait()
             yield piece
-        written.append(name)
+        if not name.endswith("-probe"):
+            written.append(name)
     original(folder, name, held(), size)
 StateFolder.write = write
 endpoint = TaskEndpoint("127.0.0.1", port, KEYS.task_key("words"), "words", 4,
@@ -765,7 +886,7 @@ def test_a_process_that_is_killed_in_an_upload_leaves_nothing_that_is_named(
             assert process.stdout.readline() == "writing\n"
         finally:
             os.kill(process.pid, signal.SIGKILL)
-    names = folder_of(storage).names()
+    names = names_in(storage)
     assert len(names) == 2, "one that is complete, and one that is torn"
     assert not any("-m" in name for name in names), "without a manifest, nothing names them"
     [left] = executor.iterdir()
