@@ -217,11 +217,12 @@ def counts_records(makers: Iterable[object]) -> str:
     """
     for made_by in makers:
         kind = made_by.func if isinstance(made_by, partial) else made_by
-        if isinstance(kind, type) and issubclass(kind, SubtaskOperator):
-            if _counts(kind):
-                return kind.__qualname__
-            if kind.goes_on_after_restore:
-                break
+        if not isinstance(kind, type) or not issubclass(kind, SubtaskOperator):
+            return ""  # it may be a source, of which the others count the records
+        if _counts(kind):
+            return kind.__qualname__
+        if kind.goes_on_after_restore:
+            return ""
     return ""
 
 
