@@ -331,7 +331,7 @@ class Operators:
     @property
     def handles(self) -> dict[str, OperatorHandle]:
         """The handles of the operators that have started; the keys are their names."""
-        operators = {**{name: one.operator for name, one in self._away.items()}, **self._operators}
+        operators = {**self._operators, **{name: one.operator for name, one in self._away.items()}}
         return {name: one.handle for name, one in operators.items() if one.handle is not None}
 
     def __contains__(self, operator_id: str) -> bool:
