@@ -107,13 +107,13 @@ def test_every_record_is_written_once_over_four_parallelisms_while_tasks_are_kil
         )
         action = Action(lambda: handle.run(restart=NO_RESTART))
         for part, parallelism in enumerate(CHANGES):
+            began = time.monotonic()
             if part:
-                began = time.monotonic()
                 rescale(sidecar, handle, parallelism)
                 print(f"{CHANGES[part - 1]} -> {parallelism}: {time.monotonic() - began:.2f} s")
             assert handle.parallelism == parallelism
             until(lambda: handle.statistics()["ready"] >= handle.parallelism)
-            print(f"all ready after {time.monotonic() - began:.2f} s" if part else "begun")
+            print(f"all ready after {time.monotonic() - began:.2f} s")
             (tmp_path / f"open {part}").touch()
         action.result()
         assert sidecar.status().operators["pipeline"].parallelism == CHANGES[-1]

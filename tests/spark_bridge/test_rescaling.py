@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Another parallelism while the application runs: what waits, what is refused, and what counts as a failure."""
+"""H195: another parallelism while the application runs: what waits, what is refused, and what is a failure."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ async def test_without_a_checkpoint_nothing_is_stopped(broken: str, monkeypatch:
 
     async with a_sidecar() as runtime:
         tracker = runtime._operators.find("a").tracker_ref
+        asked = 0
         for _ in range(13 if broken == "coordinator" else 1):
             asked = await runtime.request("a", None)
         with monkeypatch.context() as patch:
@@ -156,7 +157,7 @@ def running(action_id: str, *, named: bool = False) -> RunningJobs:
     return jobs
 
 
-def test_the_end_of_a_run_for_another_parallelism_is_no_failure_and_that_of_a_coordinator_is_one() -> None:
+def test_a_run_that_ends_for_another_parallelism_has_not_failed_but_a_coordinator_may_have() -> None:
     jobs = running("x")
     jobs.registered(1, "x")
     jobs.note(RunStarted("a", 1))
