@@ -78,7 +78,7 @@ operator-that-cannot-start-is-gone [feared; H195]
 rescale-in-a-micro-batch [feared; H195]
   A change of the parallelism fails the micro-batch that is under way.
   @ spark_bridge.driver.rescaling:_Turn.__aenter__
-  ~ await self._turn.acquire() => pass
+  ~ await self._turn.acquire() => self._turn = anyio.Semaphore(0)
 two-rescales-at-a-time [feared; H195]
   A second change of the parallelism waits for the first instead of being refused.
   @ spark_bridge.driver.rescaling:Rescaling.rescale

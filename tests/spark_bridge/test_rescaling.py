@@ -39,7 +39,9 @@ class Counted(OperatorCoordinator):
     async def start(self, context: CoordinatorContext) -> None:
         if context.parallelism not in self.allowed:
             raise ValueError(f"{context.parallelism} is too many")
-        if self.gate is not None and context.parallelism > 1:
+
+    async def close(self) -> None:
+        if self.gate is not None:
             self.waits.set()
             await self.gate.wait()
 
