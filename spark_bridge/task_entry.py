@@ -146,6 +146,10 @@ class SubtaskTask:
         """The address and settings that it receives."""
         return self._endpoint
 
+    def reaching(self, endpoint: TaskEndpoint) -> SubtaskTask:
+        """Return this function with another endpoint of its operator."""
+        return SubtaskTask(self._make_operator, endpoint, self._args, self._kwargs, self._parts, self._stages)
+
     def _make_own(self) -> Callable[[], SubtaskOperator] | None:
         return None if self._make_operator is None else partial(self._make_operator, *self._args, **self._kwargs)
 

@@ -140,7 +140,19 @@ def test_a_generated_docstring_does_not_count() -> None:
 
 
 FACTORIES = {"budget", "cache", "group", "permits", "shared", "work_queue"}
-BOTH = {"checkpoint", "coordinate", "explain", "release", "request", "run", "savepoint", "source", "status", "trace"}
+BOTH = {
+    "checkpoint",
+    "coordinate",
+    "explain",
+    "release",
+    "request",
+    "rescale",
+    "run",
+    "savepoint",
+    "source",
+    "status",
+    "trace",
+}
 PROPERTIES = {"address", "lost", "relay_kind", "status_address"}
 METHODS = {
     "Sidecar": FACTORIES | BOTH | PROPERTIES | {"for_each_batch", "is_running", "stop"},

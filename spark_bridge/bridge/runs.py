@@ -75,6 +75,7 @@ class _Action:
     cause: BaseException | None = None
     unmarked_cause: BaseException | None = None
     why: str = ""  # the latest run failed
+    rescaled: int | None = None  # see ``RunningJobs.rescaled``
 
     @property
     def operator_ids(self) -> frozenset[str]:
@@ -226,6 +227,27 @@ class RunningJobs:
             )
         return count, cause
 
+    def end_for_rescale(self, operator_id: str) -> frozenset[str]:
+        """Return the actions that run the operator, or are about to run it as they have said.
+
+        From now on, the end of one of their runs is not a failure, unless a coordinator is its cause.
+        """
+        if operator_id in self._run_of_operator:
+            action_ids = {self.action_of(operator_id)} & self._actions.keys()
+        else:
+            action_ids = {
+                action_id
+                for action_id, action in self._actions.items()
+                if operator_id in (action.named or ()) and operator_id not in action.marked | action.unmarked
+            }
+        for action_id in action_ids:
+            self._actions[action_id].rescaled = 0
+        return frozenset(action_ids)
+
+    def rescaled(self, action_id: str) -> int | None:
+        """How many runs of this action have ended for another parallelism; None if it need not be called again."""
+        return self._actions[action_id].rescaled
+
     def failed(self, operator_id: str, cause: BaseException | None = None, why: str = "") -> None:
         """A run has failed, and ``why`` if the ledger says that, or a coordinator has failed because of ``cause``.
 
@@ -237,7 +259,9 @@ class RunningJobs:
             return
         its_action = self._action_of_operator.get(operator_id, "")
         for action_id, action in self._actions.items():
-            if operator_id in action.named if action.named is not None else its_action == action_id:
+            if action.rescaled is not None and cause is None and operator_id in action.operator_ids:
+                action.rescaled += 1
+            elif operator_id in action.named if action.named is not None else its_action == action_id:
                 action.failed_count += 1
                 action.cause = cause or action.cause
                 action.why = f"operator {operator_id!r}: {why}" if why else action.why

@@ -261,6 +261,10 @@ class ActionRuns:
         return self._actions.jobs.failures_of(self._action_id)
 
     @property
+    def rescaled(self) -> int | None:
+        return self._actions.jobs.rescaled(self._action_id)
+
+    @property
     def fenced(self) -> Exception | None:
         return self._actions.fenced
 

@@ -135,6 +135,19 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         self._displays = displays
         self._run = run
         self._spark = spark
+        self._made_by: object = None
+
+    def _become(self, other: OperatorHandle) -> None:
+        """Stand for the same operator, which another handle was made for because it was started again."""
+        vars(self).update({**vars(other), "_made_by": self._made_by})
+
+    @property
+    def _makers(self) -> list[object]:
+        """What makes the operators that feed each other in a task, in this order, as far as is known here."""
+        if self._stages:
+            return [self._task_parts.get(name) for name in self._stages]
+        of_parts = [make.func for make in self._task_parts.values() if isinstance(make, partial)]
+        return [*(one for one in of_parts if getattr(one, "goes_on_after_restore", False)), self._made_by]
 
     def __repr__(self) -> str:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
@@ -211,16 +224,20 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
                 f"run them there, with AttachedSidecar(...).operator({self.operator_id!r}).run(...)"
             )
         task = operator if isinstance(operator, SubtaskTask) else self.subtask(operator)
-        if task.endpoint != self._endpoint:
+        if task.endpoint.operator_id != self.operator_id or task.endpoint.key != self._endpoint.key:
             raise TypeError(
                 f"these are tasks of operator {task.endpoint.operator_id!r}, and this is the handle of "
                 f"{self.operator_id!r}: call run() of the handle whose subtask() has made them"
             )
-        many = self.parallelism
         records = data if isinstance(data, range) else list(data)  # a part of a range is one, however long
-        ends = [len(records) * part // many for part in range(many + 1)]
-        parts = [records[begin:end] for begin, end in pairwise(ends)]
-        action = partial(_results, self._spark, task, parts)
+
+        def action() -> list[Any]:
+            endpoint = self._endpoint  # the parallelism may have changed since the last call
+            many = endpoint.parallelism
+            ends = [len(records) * part // many for part in range(many + 1)]
+            parts = [records[begin:end] for begin, end in pairwise(ends)]
+            return _results(self._spark, task.reaching(endpoint), parts)
+
         return self._run(action, restart=restart, operators=[self], input_id=input_id)
 
     def subtask(self, operator: TaskCode[Sent, Received, Any] = None, *args: Any, **kwargs: Any) -> SubtaskTask:
@@ -270,6 +287,7 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
                 f"headgate.concurrently({name_of(made)}, limit=100), or write a plain function of the records"
             )
         function = function_operator(operator, args, kwargs)
+        self._made_by = None if function else made
         # A part may handle events. That of the counters, which all have, does not.
         self._shipped(TaskPart if len(self._task_parts) > 1 else FunctionOperator if function else made)
         if function is not None:

@@ -94,8 +94,8 @@ class MicroBatches:
         If it is to run, ``finish`` or ``abandon`` must follow. Waits until an earlier batch of the operator and its
         run have ended. Raises ``BatchRefused`` and ``NotSettled``.
         """
-        operator = self._operators.find(batch.operator_id)
-        await self._take_turn(operator, batch)
+        await self._take_turn(self._operators.find(batch.operator_id), batch)
+        operator = self._operators.find(batch.operator_id)  # it may have another parallelism now
         try:
             await self._settle(batch)
             found = InputPosition.read((await self._work(operator)).completed)

@@ -176,6 +176,9 @@ class Operator:
     watch: CallWatch
     observed: ObservedOperator
     port: StoragePort
+    config: OperatorConfig
+    parts: Parts
+    compose: Callable[[], Composed] | None = None  # makes its parts anew, for another parallelism
     handle: OperatorHandle | None = None
     failure: BaseException | None = None
     broken: OperatorBroken | None = None  # once its actors have ended with an error that is ours
@@ -189,6 +192,14 @@ class Operator:
         ignoring = [one for one in self.shipped_classes if isinstance(one, type) and not overrides_handle_event(one)]
         all_ignore = len(ignoring) == len(self.shipped_classes)
         self.statistics.operator_ignores_events = ignoring[0].__qualname__ if all_ignore else ""
+
+
+@dataclass(slots=True, eq=False)
+class _Away:
+    """An operator that is being started again."""
+
+    operator: Operator
+    back: anyio.Event = field(default_factory=anyio.Event)
 
 
 class Operators:
@@ -215,6 +226,7 @@ class Operators:
         self._look_at_run = look_at_run
         self.coordinator_store = CoordinatorStore()
         self._operators: dict[str, Operator] = {}
+        self._away: dict[str, _Away] = {}
         self._stuck: set[str] = set()
         self._heard_failure = heard_failure
         self.fenced: StorageFenced | None = None
@@ -261,7 +273,7 @@ class Operators:
         )
         observed = ObservedOperator(tracker_ref, statistics, ports.watch, config.mode, config.parallelism)
         operator = self._operators[operator_id] = Operator(
-            tracker_ref, statistics, config.mode, ports.watch, observed, port
+            tracker_ref, statistics, config.mode, ports.watch, observed, port, config, parts
         )
         try:
             await checkpoint_if_cancelled()
@@ -301,10 +313,26 @@ class Operators:
         del self._operators[operator_id]
         self._journal.forget(operator_id)
 
+    @asynccontextmanager
+    async def away(self, operator_id: str) -> AsyncIterator[None]:
+        """Within the block, the operator may be removed and added again, and whatever asks for it waits."""
+        away = self._away[operator_id] = _Away(self._named(operator_id))
+        try:
+            yield
+        finally:
+            del self._away[operator_id]
+            away.back.set()
+
+    async def _present(self, operator_id: str | None) -> None:
+        for name in [operator_id] if operator_id is not None else list(self._away):
+            while name in self._away:
+                await self._away[name].back.wait()
+
     @property
     def handles(self) -> dict[str, OperatorHandle]:
         """The handles of the operators that have started; the keys are their names."""
-        return {name: one.handle for name, one in self._operators.items() if one.handle is not None}
+        operators = {**self._operators, **{name: one.operator for name, one in self._away.items()}}
+        return {name: one.handle for name, one in operators.items() if one.handle is not None}
 
     def __contains__(self, operator_id: str) -> bool:
         return operator_id in self._operators
@@ -457,6 +485,7 @@ class Operators:
 
         After a timeout or a cancellation, one that is not complete is given up, and the file of a savepoint is deleted.
         """
+        await self._present(operator_id)
         operator = self._to_ask(operator_id)
         asked: list[Reply[int]] = []
 
@@ -481,12 +510,14 @@ class Operators:
 
     async def savepoint(self, operator_id: str | None, directory: str, *, timeout_s: float) -> str:
         """Take a savepoint and return its file. Raises as ``checkpoint`` does."""
+        await self._present(operator_id)
         port = self._to_ask(operator_id).port
         place = await port.savepoint_place(directory)
         return port.take_savepoint(await self.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=place))
 
     async def request(self, operator_id: str, payload: Any, part: str = "", *, timeout_s: float) -> Any:
         """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
+        await self._present(operator_id)
         operator = self._to_ask(operator_id)
         traceparent = current_traceparent()
         try:
@@ -511,6 +542,7 @@ class Operators:
         uncommitted = []
         with _not_settled(timeout_s, self.describe_waits), anyio.fail_after(timeout_s):
             for operator_id in sorted(self._operators if operator_ids is None else operator_ids):
+                await self._present(operator_id)
                 if operator_id not in self._operators:
                     continue  # it was released in the meantime
                 settled = await self._told(operator_id, timeout_s)
@@ -521,7 +553,13 @@ class Operators:
     async def settle_one(self, operator_id: str, timeout_s: float) -> Settled:
         """Like ``settle``, for one operator."""
         with _not_settled(timeout_s, self.describe_waits), anyio.fail_after(timeout_s):
+            await self._present(operator_id)
             return await self._told(operator_id, timeout_s)
+
+    async def settled_while_away(self, operator_id: str, timeout_s: float) -> Settled:
+        """Like ``settle_one``, for the call that holds ``away``. It reports nothing to a user."""
+        with _not_settled(timeout_s, self.describe_waits), anyio.fail_after(timeout_s):
+            return await self._settled(operator_id, timeout_s)
 
     async def uncommitted(self, timeout_s: float, skipped: Collection[str], patience_s: float) -> str:
         """Return why the last output of some operators is not committed, or "". Waits like ``settle``, concurrently.
@@ -669,6 +707,8 @@ class Operators:
 
     def _named(self, operator_id: str) -> Operator:
         operator = self._operators.get(operator_id)
+        if operator is None and operator_id in self._away:
+            return self._away[operator_id].operator
         if operator is None:
             raise SidecarError(
                 f"operator {operator_id!r} is not coordinated here: {self._known()}. Coordinate it first, or "

@@ -52,6 +52,10 @@ class Runs(Protocol):
         """How often a run or a coordinator has failed so far, and the coordinator's cause of the last time, if any."""
 
     @property
+    def rescaled(self) -> int | None:
+        """How many of its runs were ended to continue at another parallelism; None if the action was not ended."""
+
+    @property
     def fenced(self) -> Exception | None:
         """The error if this application may not continue at all, else None."""
 
@@ -194,7 +198,7 @@ class Restarter:
         if self._has_failed():
             _, cause = self._runs.failures
             return self._delay(cause or SidecarError("a run failed, although the action returned"))
-        return None
+        return 0.0 if self._runs.rescaled else None
 
     async def returned_lazy(self, result: object) -> None:
         """Raise ``TypeError`` if the action has only described a computation: nothing ran, and nothing ever would."""
@@ -214,11 +218,15 @@ class Restarter:
     async def failed(self, error: Exception) -> float:
         """The action has raised ``error``; returns the seconds until it is to be called again.
 
+        It is called immediately, and the strategy does not count it, if its jobs were ended for another parallelism.
+
         Raises ``error`` itself if no run of a coordinated operator has failed, because a restart would not help then.
         Raises ``RestartsExhausted`` if no further restart is allowed.
         """
         await self._runs.settle()
         if not self._has_failed():
+            if self._runs.rescaled is not None and self._runs.fenced is None:
+                return 0.0
             raise error
         return self._delay(error)
 

@@ -55,6 +55,7 @@ from spark_bridge.driver.handle import RECORDS, TASKS, OperatorHandle, PartFacto
 from spark_bridge.driver.loop import BlockedLoopWatch, FrozenHeap
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators, WholeCalls, check_savepoint_directory
+from spark_bridge.driver.rescaling import Rescaling
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.spark_driver import SparkDriver, columns_of, register_source
 from spark_bridge.driver.stream_port import Streams
@@ -235,6 +236,7 @@ class SidecarRuntime(PartFactories):
         self._operators: Operators
         self._actions: Actions
         self._calls: WholeCalls
+        self._rescaling: Rescaling
         self._storage: StorageSession
         self._streams: Streams
         self._micro_batches: MicroBatches
@@ -347,6 +349,14 @@ class SidecarRuntime(PartFactories):
                 config.limits.settle_timeout_s,
                 self._require_running,
                 lambda: self._lost,
+            )
+            self._rescaling = Rescaling(
+                self._running_jobs,
+                self._operators,
+                self._actions,
+                self._calls,
+                self._add_rescalable,
+                self._release,
             )
             self._micro_batches = MicroBatches(self._operators, config.limits.settle_timeout_s)
             self._relay = self._driver.open_relay(
@@ -560,8 +570,8 @@ class SidecarRuntime(PartFactories):
             allow_fewer=allow_fewer,
             restored_input=restored_input,
         )
-        parts = composed(operator_id, coordinator, uses)
-        add = partial(self._add, config, parts, restore)
+        compose = partial(composed, operator_id, coordinator, uses)
+        add = partial(self._add_rescalable, config, compose, restore, compose())
         return await self._calls.run(operator_id, partial(self._replaced, operator_id, add, replace=replace))
 
     def _operator_config(
@@ -602,6 +612,17 @@ class SidecarRuntime(PartFactories):
             await self._release(operator_id)
             handle = await add()
         assert handle is not None
+        return handle
+
+    async def _add_rescalable(
+        self,
+        config: OperatorConfig,
+        compose: Callable[[], Composed],
+        restore: Restore = "latest",
+        parts: Composed | None = None,
+    ) -> AsyncOperatorHandle:
+        handle = await self._add(config, parts or compose(), restore)
+        self._operators.find(config.operator_id).compose = compose
         return handle
 
     async def _add(self, config: OperatorConfig, parts: Composed, restore: Restore) -> AsyncOperatorHandle:
@@ -713,6 +734,19 @@ class SidecarRuntime(PartFactories):
                     await self._streams.release(operator_id)
             if self._gauges_ref is not None:
                 self._gauges_ref.tell(Forget())
+
+    @must_be_awaited
+    @checked(parallelism=AT_LEAST_1)
+    async def rescale(self, operator_id: str, parallelism: int, *, timeout_s: float = 60.0) -> None:
+        """See ``Sidecar.rescale``."""
+        self._require_running()
+        if not self._driver.is_here:
+            raise SidecarError(
+                f"operator {operator_id!r} cannot be rescaled in this process, because the program that calls its "
+                "action is in another one: end the run there, and coordinate the operator here with the other "
+                "parallelism"
+            )
+        await self._rescaling.rescale(operator_id, parallelism, timeout_s)
 
     async def _until_idle(self, operator_id: str) -> None:
         if operator_id in self._running_jobs.operator_ids:  # its action may have returned a moment ago

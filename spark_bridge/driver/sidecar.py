@@ -293,6 +293,27 @@ class Sidecar(PartFactories):
         operator.
         """
 
+    @_on_its_loop(SidecarRuntime.rescale)
+    def rescale(self, *args: Any, **kwargs: Any) -> Any:
+        """Give an operator in streaming mode another ``parallelism``, even while its action runs.
+
+        A checkpoint is taken first. Then the jobs of the action end, the operator starts again from its newest
+        checkpoint, and ``run`` calls the action again. No restart strategy counts that. ``handle.run`` divides its data
+        anew. An action of yours has to read ``handle.parallelism``, and call ``handle.subtask``, whenever it is called:
+        the handle stays, and has the new number. Without a run, only the next one changes.
+
+        Requests, checkpoints and calls of ``run`` that come in the meantime wait. A request that the coordinator has
+        not answered by then raises ``RequestFailed``. A change waits for the end of a micro-batch. ``timeout_s`` limits
+        the checkpoint and each other wait, in seconds. If the call is cancelled before the checkpoint is complete,
+        nothing changes, and afterwards the change is completed.
+
+        Raises ``SidecarError``, before anything is stopped: in batch mode; for a run whose action was not given to
+        ``run``; for an operator whose state counts Spark's records, during its run; if another change is under way.
+        ``CheckpointFailed`` and ``AskTimeout`` come from the checkpoint. With each of them, the parallelism and the run
+        stay as they are. If the operator cannot start with the new parallelism, as for a ``Group`` that is too large,
+        this raises why, and it continues with the old one.
+        """
+
     @_on_its_loop(SidecarRuntime.checkpoint)
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """Take one checkpoint of an operator now and return its id once it is complete and durable.

@@ -424,6 +424,10 @@ class _RunsElsewhere:
         return self._earlier + self._latest, None if cause is None else make(cause)
 
     @property
+    def rescaled(self) -> int | None:
+        return None  # that is refused there
+
+    @property
     def fenced(self) -> Exception | None:
         fenced = self._ask_again("failures", self._action)["fenced"]
         if fenced is None:

@@ -147,7 +147,7 @@ async def test_tools_that_look_at_it_are_refused_as_usual_and_see_where_it_waits
 
 
 @pytest.mark.parametrize(
-    "method", ["coordinate", "release", "checkpoint", "savepoint", "request", "status", "explain", "run"]
+    "method", ["coordinate", "release", "rescale", "checkpoint", "savepoint", "request", "status", "explain", "run"]
 )
 def test_every_method_of_the_runtime_that_users_await_says_so(method: str) -> None:
     assert inspect.iscoroutinefunction(inspect.unwrap(getattr(SidecarRuntime, method)))

@@ -256,6 +256,7 @@ class BrokenRuns:
 
     fenced = None
     ran = True
+    rescaled = None
 
     def __init__(self) -> None:
         self.failures: tuple[int, BaseException | None] = (0, None)

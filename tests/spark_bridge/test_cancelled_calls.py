@@ -167,6 +167,17 @@ async def still_there(it: Bench) -> None:
     assert "a" in it.runtime.handles
 
 
+async def has_one_parallelism(it: Bench) -> None:
+    """The old one or the new one, everywhere; and it can be changed again."""
+    handle = it.runtime.handles["a"]
+    status = (await it.runtime.status()).operators["a"]
+    assert handle.parallelism == status.parallelism in (1, 2)
+    await it.runtime.rescale("a", 3)
+    assert it.runtime.handles["a"] is handle
+    assert handle.parallelism == (await it.runtime.status()).operators["a"].parallelism == 3
+    assert Living.restored[-1] == b"state"
+
+
 async def source(it: Bench, **options: Any) -> None:
     await it.runtime.source("a", Numbers(), schema=COLUMNS, **options)
 
@@ -212,6 +223,7 @@ CASES = {
     "source": Case(source),
     "source replace": Case(lambda it: source(it, replace=True), source, still_there),
     "release source": Case(lambda it: it.runtime.release("a"), source),
+    "rescale": Case(lambda it: it.runtime.rescale("a", 2), streaming, has_one_parallelism),
     "checkpoint": Case(lambda it: it.runtime.checkpoint("a"), streaming, nothing_is_taken_later),
     "two checkpoints": Case(
         lambda it: two_of(lambda it: it.runtime.checkpoint("a"), it), streaming, nothing_is_taken_later

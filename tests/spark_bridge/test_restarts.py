@@ -35,6 +35,7 @@ class Runs:
         self.settled = 0
         self.ended = False
         self.fenced: Exception | None = None
+        self.rescaled: int | None = None
         self.ran = False
 
     def begin(self) -> str:
