@@ -42,7 +42,7 @@ class End:
                 assert channel not in self.given
                 self.given[channel] = self.received[channel] = b""
             elif isinstance(event, DataReceived):
-                assert channel not in self.finished
+                assert channel not in self.finished | self.over
                 self.received[channel] += event.data
                 self.waiting[channel] = self.waiting.get(channel, 0) + len(event.data)
             elif isinstance(event, ChannelEnded):
