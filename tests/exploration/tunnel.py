@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every order of steps of two ``TunnelEnd``s in small worlds (H195, H196).
+"""Every order of steps of two ``TunnelEnd``s in small worlds (H196, H197).
 
 The calls of a server and its client are as in ``spark_bridge.connect``. Down, one call brings packets in order; when it
 breaks off, the next one begins, and what the old one had on the way may be lost or still arrive. Up, several calls are

@@ -21,13 +21,13 @@ OPEN, DATA, END, RESET, CREDIT = range(1, 6)
 
 @settings(max_examples=500, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 400))
-def test_nothing_is_lost_or_doubled_whatever_breaks(seed: int, steps: int) -> None:  # H195, H196
+def test_nothing_is_lost_or_doubled_whatever_breaks(seed: int, steps: int) -> None:  # H196, H197
     check_tunnel(seed, steps)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
-def test_nothing_is_lost_or_doubled_in_thousands_of_histories(part: int) -> None:  # H195, H196
+def test_nothing_is_lost_or_doubled_in_thousands_of_histories(part: int) -> None:  # H196, H197
     """Each run has other seeds; the note of a failure has its own."""
     seeds = random.Random()
     for _ in range(1000):
@@ -56,7 +56,7 @@ def exchange(sender: TunnelEnd, receiver: TunnelEnd, *, consume: bool = False) -
     return events
 
 
-def test_a_push_that_begins_again_sends_what_did_not_arrive_and_nothing_twice() -> None:  # H195
+def test_a_push_that_begins_again_sends_what_did_not_arrive_and_nothing_twice() -> None:  # H196
     server, client = connected()
     packets = []
     for letter in (b"a", b"b", b"c"):
@@ -72,7 +72,7 @@ def test_a_push_that_begins_again_sends_what_did_not_arrive_and_nothing_twice() 
     assert exchange(server, client) == []
 
 
-def test_a_connection_that_is_not_read_stops_its_own_channel_and_no_other() -> None:  # H196
+def test_a_connection_that_is_not_read_stops_its_own_channel_and_no_other() -> None:  # H197
     """A slow client: what waits has a bound, and what is beyond it stays at the connection it came from."""
     server, client = connected(SMALL, channels=2)
     server.write(1, bytes(1000))
@@ -92,7 +92,7 @@ def test_a_connection_that_is_not_read_stops_its_own_channel_and_no_other() -> N
     assert server.take_drained() == [1]
 
 
-def test_many_slow_connections_hold_a_bounded_amount_and_a_quick_one_still_moves() -> None:  # H196
+def test_many_slow_connections_hold_a_bounded_amount_and_a_quick_one_still_moves() -> None:  # H197
     limits = TunnelLimits(channels_max=50, channel_bytes_max=200, total_bytes_max=500, channel_bytes_least=8)
     server, client = connected(limits, channels=50)
     for channel in range(1, 50):
@@ -107,7 +107,7 @@ def test_many_slow_connections_hold_a_bounded_amount_and_a_quick_one_still_moves
     assert moved == 500
 
 
-def test_a_channel_whose_data_was_passed_on_does_not_wait_for_others_when_capacity_becomes_scarce() -> None:  # H196
+def test_a_channel_whose_data_was_passed_on_does_not_wait_for_others_when_capacity_becomes_scarce() -> None:  # H197
     """The little credit that it has to get is worth no packet before that."""
     limits = TunnelLimits(channels_max=4, channel_bytes_max=64, total_bytes_max=160, channel_bytes_least=8)
     server, client = connected(limits, channels=4)
@@ -121,7 +121,7 @@ def test_a_channel_whose_data_was_passed_on_does_not_wait_for_others_when_capaci
     assert 1 not in server._uncredited
 
 
-def test_a_packet_that_comes_again_is_acknowledged_again() -> None:  # H195
+def test_a_packet_that_comes_again_is_acknowledged_again() -> None:  # H196
     """The other end has not learnt that it is here, and keeps it, perhaps until its memory is full."""
     server, client = connected()
     server.write(1, b"data")
@@ -137,7 +137,7 @@ def test_a_packet_that_comes_again_is_acknowledged_again() -> None:  # H195
     assert server.is_settled
 
 
-def test_what_a_reset_channel_had_waiting_counts_as_passed_on() -> None:  # H196
+def test_what_a_reset_channel_had_waiting_counts_as_passed_on() -> None:  # H197
     """Otherwise the connections that come and go would use up what all may have."""
     limits = TunnelLimits(channels_max=2, channel_bytes_max=64, total_bytes_max=100, channel_bytes_least=1)
     server, client = TunnelEnd(limits), TunnelEnd(limits)
@@ -150,7 +150,7 @@ def test_what_a_reset_channel_had_waiting_counts_as_passed_on() -> None:  # H196
     assert server._uncredited_total <= 64
 
 
-def test_no_channel_is_opened_while_the_other_end_is_away() -> None:  # H196
+def test_no_channel_is_opened_while_the_other_end_is_away() -> None:  # H197
     """A stranger who connects and leaves again and again cannot fill the memory."""
     limits = TunnelLimits(total_bytes_max=1000)
     server = TunnelEnd(limits)
@@ -190,13 +190,13 @@ def test_data_after_the_end_is_refused_here() -> None:
         (HEAD.pack(2, 0) + FRAME.pack(1, DATA, 65) + bytes(65), "more than its credit"),
     ],
 )
-def test_what_the_other_end_must_not_say_ends_the_tunnel(packet: bytes, why: str) -> None:  # H196
+def test_what_the_other_end_must_not_say_ends_the_tunnel(packet: bytes, why: str) -> None:  # H197
     _, client = connected(TunnelLimits(channel_bytes_max=64, channel_bytes_least=8))
     with pytest.raises(RemoteProtocolError, match=why):
         client.receive(packet)
 
 
-def test_an_end_that_gives_no_credit_but_wants_more_than_all_may_have_is_refused() -> None:  # H196
+def test_an_end_that_gives_no_credit_but_wants_more_than_all_may_have_is_refused() -> None:  # H197
     _, client = connected(SMALL, channels=4)
     for number in range(2, 5):
         client.receive(HEAD.pack(number, 0) + FRAME.pack(number, DATA, 60) + bytes(60))
@@ -204,7 +204,7 @@ def test_an_end_that_gives_no_credit_but_wants_more_than_all_may_have_is_refused
         client.receive(HEAD.pack(5, 0) + FRAME.pack(1, DATA, 60) + bytes(60))
 
 
-def test_packets_that_come_too_early_have_a_bound() -> None:  # H196
+def test_packets_that_come_too_early_have_a_bound() -> None:  # H197
     _, client = connected(SMALL)
     for number in range(3, 5):
         client.receive(HEAD.pack(number, 0) + FRAME.pack(1, DATA, 100) + bytes(100))
@@ -212,7 +212,7 @@ def test_packets_that_come_too_early_have_a_bound() -> None:  # H196
         client.receive(HEAD.pack(5, 0) + FRAME.pack(1, DATA, 100) + bytes(100))
 
 
-def test_a_call_that_fails_for_long_does_not_let_the_later_ones_run_too_far_ahead() -> None:  # H195, H196
+def test_a_call_that_fails_for_long_does_not_let_the_later_ones_run_too_far_ahead() -> None:  # H196, H197
     """Those have arrived, but wait at the other end for the one that has not."""
     server, client = connected(SMALL)
     first = None
@@ -231,7 +231,7 @@ def test_a_call_that_fails_for_long_does_not_let_the_later_ones_run_too_far_ahea
     assert b"".join(event.data for event in exchange(client, server) if isinstance(event, DataReceived)) == b"abcdefghi"
 
 
-def test_large_data_of_two_channels_takes_turns() -> None:  # H196
+def test_large_data_of_two_channels_takes_turns() -> None:  # H197
     server, client = connected(channels=2)
     server.write(1, bytes(2**20))
     server.write(2, bytes(2**20))

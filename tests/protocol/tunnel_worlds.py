@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Random histories of two ``TunnelEnd``s over calls that fail and responses that break off (H195, H196).
+"""Random histories of two ``TunnelEnd``s over calls that fail and responses that break off (H196, H197).
 
 Larger than the worlds of ``tests/exploration/tunnel.py``: four channels, hundreds of bytes, every fault at any time.
 """
