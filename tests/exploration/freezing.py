@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Any
 
-PLAIN = (int, str, bytes, float, type(None), Enum, type)
+PLAIN = (int, str, bytes, memoryview, float, type(None), Enum, type)
 IGNORED = frozenset({"_dispatch", "_out", "out", "now"})
 """Look-up tables that follow from the rest of the object, and values that a machine keeps only during a call."""
 

@@ -26,6 +26,7 @@ from tests.mutants.positions import POSITIONS
 from tests.mutants.settings import SETTINGS
 from tests.mutants.state_files import STATE_FILES
 from tests.mutants.storage import STORAGE
+from tests.mutants.tunnels import TUNNELS
 from tests.mutants.upward import UPWARD
 from tests.mutants.values import VALUES
 
@@ -53,5 +54,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *VALUES,
     *ASYNC_STAGES,
     *STATE_FILES,
+    *TUNNELS,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -31,6 +31,7 @@ from tests.mutants.lost_facts import check_lost_facts
 from tests.mutants.mutant import Mutant
 from tests.mutants.parts import check_parts
 from tests.mutants.second_runs import check_history
+from tests.protocol.tunnel_worlds import check_tunnel
 from tests.simulation.logs import quiet_logs
 from tests.simulation.world import World, run_world
 
@@ -175,6 +176,7 @@ HISTORIES: tuple[tuple[str, Callable[[int], None]], ...] = (
     ("late writes", check_late_writes),
     ("forged claims", check_forged_claims),
     ("parts", check_parts),
+    ("tunnel", check_tunnel),
 )
 
 

@@ -35,7 +35,8 @@ class Recorder(OperatorCoordinator):
     def wait_for(self, condition: Callable[[list[Callback]], bool], timeout_s: float = WAIT_S) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: condition(self.story), timeout_s):
-                raise AssertionError(f"did not happen within {timeout_s:g} s; the story so far: {self.story}")
+                so_far = f"the story so far: {self.story}; failures: {self.reasons}"
+                raise AssertionError(f"did not happen within {timeout_s:g} s; {so_far}")
 
     def of_subtask(self, subtask: int, *names: str) -> list[Callback]:
         """The lifecycle of one subtask; events only on request."""

@@ -122,8 +122,8 @@ def test_two_concurrent_jobs_over_one_operator(bench: Bench) -> None:
     assert "CONCURRENT_RUN" in text
     assert f"operator '{handle.operator_id}' is in use by stage" in text
     assert "run the two actions one after the other, or coordinate two operators" in text
-    assert outputs == [(0, 0, ["unharmed"], [0]), (1, 0, [], [1])]
-    assert director.named("failed", "reset", "reset_to_checkpoint") == []
+    assert outputs == [(0, 0, ["unharmed"], [0]), (1, 0, [], [1])], director.reasons
+    assert director.named("failed", "reset", "reset_to_checkpoint") == [], director.reasons
 
 
 def test_more_subtasks_than_slots(bench: Bench, tmp_path: Path) -> None:
