@@ -33,7 +33,7 @@ from protocol.arguments import Rule, check_fields, checked_names
 from protocol.describing import show, type_name
 from protocol.wire.state_handles import KEY_GROUPS_MAX, KeyGroupRange
 
-__all__ = ["Key", "KeyGroups", "cut", "encode_key"]
+__all__ = ["Key", "KeyGroups", "cut", "decode_key", "encode_key"]
 
 Key = str | bytes | int | tuple["Key", ...]
 """What a key may be."""
@@ -76,6 +76,47 @@ def _encode_element(element: Key) -> bytes:
     if encoded[0] in (BYTES, TEXT):
         return encoded.replace(_ZERO, _ESCAPED) + _END
     return encoded + _ZERO if encoded[0] == TUPLE else encoded
+
+
+def decode_key(data: bytes) -> Key:
+    """Return the key of which ``encode_key`` makes these bytes."""
+    tag = data[0]
+    if tag == TEXT:
+        return data[1:].decode("utf-8", "surrogatepass")
+    if tag == BYTES:
+        return data[1:]
+    if tag != TUPLE:
+        return _decode_integer(data, 0)[0]
+    return _decode_elements(data, 1, len(data))[0]
+
+
+def _decode_integer(data: bytes, at: int) -> tuple[int, int]:
+    """An integer, and where it ends."""
+    size = data[at] - INTEGER
+    end = at + 1 + abs(size)
+    magnitude = int.from_bytes(data[at + 1 : end], "big")
+    return (magnitude if size >= 0 else magnitude - 256**-size + 1), end
+
+
+def _decode_elements(data: bytes, at: int, end: int) -> tuple[tuple[Key, ...], int]:
+    """The elements of a tuple up to its end, and where they end."""
+    elements: list[Key] = []
+    while at < end and data[at]:
+        tag = data[at]
+        if tag == TUPLE:
+            element, at = _decode_elements(data, at + 1, end)
+            elements.append(element)
+            at += 1
+        elif tag in (BYTES, TEXT):
+            stop = at + 1
+            while data[stop : stop + 2] != _END:
+                stop += 2 if data[stop : stop + 2] == _ESCAPED else 1
+            elements.append(decode_key(data[at:stop].replace(_ESCAPED, _ZERO)))
+            at = stop + 2
+        else:
+            number, at = _decode_integer(data, at)
+            elements.append(number)
+    return tuple(elements), at
 
 
 @checked_names

@@ -225,11 +225,11 @@ other-number-of-groups-is-cut [feared; H52]
   States with different numbers of groups are cut as if they had one.
   @ protocol.key_groups:cut
   F if len(totals) > 1:
-groups-leave-without-their-cut [feared; H52]
+groups-leave-without-their-cut [feared; H190]
   A task is not told which groups of a state are its own.
   @ protocol.wire.format:_packed_piece
   ~ pack_piece(files, groups) => pack_piece(files, None)
-cut-is-not-stored [feared; H52]
+cut-is-not-stored [feared; H190]
   A checkpoint forgets which groups of a state a subtask has yet to restore.
   @ protocol.wire.checkpoint_format:_packed_files
   ~ pack_piece(cast("StateHandle", files), groups) => pack_piece(cast("StateHandle", files), None)
@@ -237,7 +237,7 @@ task-acknowledges-a-piece [feared; H62]
   A task may store a piece in place of a state.
   @ protocol.wire.state_handles:unpack_handle
   F if groups is not None:
-one-piece-is-taken-whole [feared; H52]
+one-piece-is-taken-whole [feared; H191]
   A subtask that gets a part of one folder is not asked to drop the rest.
   @ spark_bridge.subtask.state_files:Piece.is_whole
   ~ self.groups is None or self.groups == (self.files.key_groups or ())[:2] => True
@@ -249,7 +249,7 @@ merged-folders-stay [feared; H191]
   The folders of pieces that were merged stay on the disk as long as the task runs.
   @ spark_bridge.subtask.state_files:TaskFiles.merged
   - shutil.rmtree(folder, ignore_errors=True)
-smallest-piece-first [feared; H52]
+smallest-piece-first [feared; H191]
   The largest piece is copied into the smallest one.
   @ spark_bridge.subtask.parts:OperatorParts._restored_files
   ~ reverse=True => reverse=False

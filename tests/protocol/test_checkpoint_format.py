@@ -346,6 +346,18 @@ def test_the_files_of_a_state_are_in_the_sixth_format_and_only_there() -> None: 
     assert list(msgpack_values(data))[8:16] == [0, 0, 2, 0, b"a", pack_handle(HANDLE), 4, b""]
 
 
+def test_key_groups_are_in_the_seventh_format_and_only_there() -> None:  # H50, H190
+    """An earlier release would give all groups to the subtask that has the state."""
+    divided = HANDLE._replace(key_groups=KeyGroupRange(8, 16, 64))
+    for groups in (None, (9, 12)):
+        stored = with_checkpoint(subtask_states={0: SubtaskSnapshot((SubtaskState(0, b"a", divided, groups),))})
+        data = encode_checkpoint(stored)
+        assert data[11] == 7
+        assert decode_checkpoint(data) == stored
+        with pytest.raises(CheckpointCorrupt, match="has key groups, which this format has not"):
+            decode_checkpoint(sealed(body_of(*msgpack_values(data)), version=6))
+
+
 @pytest.mark.parametrize("files", [b"\x01", bytes(80), "text", 7])
 def test_files_that_are_not_a_handle_are_damage(files: Any) -> None:  # H50
     with_files = with_checkpoint(subtask_states={0: SubtaskSnapshot((SubtaskState(0, b"a", HANDLE),))})

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.barrier_tracker.rescale import rescaled
-from protocol.key_groups import KeyGroups, cut, encode_key
+from protocol.key_groups import KeyGroups, cut, decode_key, encode_key
 from protocol.wire.messages import SubtaskState
 from protocol.wire.state_handles import KeyGroupRange, StateHandle
 
@@ -65,6 +65,12 @@ def _rank(key: Any) -> Any:
 def test_different_keys_have_different_bytes_which_are_in_their_order(one: Any, other: Any) -> None:
     assert (encode_key(one) < encode_key(other)) is (_rank(one) < _rank(other))
     assert (encode_key(one) == encode_key(other)) is (_rank(one) == _rank(other))
+
+
+@given(KEYS)
+def test_a_key_comes_back_from_its_bytes(key: Any) -> None:
+    decoded = decode_key(encode_key(key))
+    assert (decoded, type(decoded)) == (key, type(key))
 
 
 @given(st.lists(KEYS, max_size=3), KEYS)

@@ -684,6 +684,7 @@ def test_the_part_of_a_piece_that_counts_decides_which_is_first(
 def test_one_piece_with_more_than_its_groups_is_cut_and_a_whole_one_is_not(
     peer: Peer, storage: StateStorage, divided: list[StateHandle]
 ) -> None:
+    """H52, H191."""
     for groups, merged in (((4, 6), True), ((4, 8), False)):
         answer = {"checkpoint_id": 6, "states": (SubtaskState(1, b"1", divided[1], groups),)}
         task, connection = peer.run(keeper := Merger(), state_storage=storage, answer=answer)
