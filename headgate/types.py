@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from spark_bridge.storage.state_files.values import StateFiles as StateFiles
     from spark_bridge.subtask.coroutines.calls import Failed as Failed
     from spark_bridge.subtask.coroutines.calls import RecordContext as RecordContext
+    from spark_bridge.subtask.keyed_state import KeyedState as KeyedState
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
     __all__, __getattr__, __dir__ = lazy(globals())

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocol.arguments import checked
+from protocol.describing import type_name
 from protocol.key_groups import Key, KeyGroups, decode_key, encode_key
 from spark_bridge.common.extras import require
 from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
@@ -33,6 +33,7 @@ __all__ = ["KeyedState"]
 FOLDER = "keyed"
 _TIME_BYTES = 8
 _NEVER = bytes(_TIME_BYTES)
+_TTL_S_MAX = 1e12  # some 30,000 years
 _EXPIRES = b"\0"
 _AFTER_ALL = b"\xff\xff"
 
@@ -40,12 +41,12 @@ _AFTER_ALL = b"\xff\xff"
 class KeyedState:
     """Values by key, of any number, on the task's local disk. Needs the extra ``keyed``.
 
-    Make it in ``open``, return its ``snapshot`` from ``snapshot_state``, and its ``merge`` from ``merge_files``, so that
-    the parallelism may change. Close it in ``close``. ``groups``: those by which the records are sent to the subtasks.
-    ``now``: the time in seconds since 1970, for values that expire.
+    Make it in ``open``, return its ``snapshot`` from ``snapshot_state``, and its ``merge`` from ``merge_files``, so
+    that the parallelism may change. Close it in ``close``. ``groups``: those by which the records are sent to the
+    subtasks. ``now``: the time in seconds since 1970, for values that expire.
 
-    Keys are ``str``, ``bytes``, ``int`` of up to 64 bits, and tuples of these. Values are bytes. All methods are for the
-    task's own thread.
+    Keys are ``str``, ``bytes``, ``int`` of up to 64 bits, and tuples of these. Values are bytes. All methods are for
+    the task's own thread.
     """
 
     def __init__(
@@ -55,9 +56,12 @@ class KeyedState:
         self._own = groups.range_of(context.subtask, context.parallelism)
         self._store = _opened(context.state_folder / FOLDER)
 
-    @checked()
     def put(self, key: Key, value: bytes, *, ttl_s: float | None = None) -> None:
         """Set the value of a key. ``ttl_s``: after so many seconds it is as if it had been deleted. None: never."""
+        if type(value) is not bytes:
+            raise TypeError(f"value must be bytes, is of the type {type_name(value)}: encode it first")
+        if ttl_s is not None and not 0 < ttl_s < _TTL_S_MAX:
+            raise ValueError(f"ttl_s must be a positive number of seconds, is {ttl_s!r}")
         place = self._place(key)
         expires = _NEVER if ttl_s is None else self._milliseconds(ttl_s).to_bytes(_TIME_BYTES, "big")
         self._store[place] = expires + value
@@ -123,8 +127,8 @@ class KeyedState:
         self._store.close()
 
     @staticmethod
-    def merge(pieces: Sequence[RestoredFiles]) -> None:
-        """Make one state of several, in the folder of the first one, for ``merge_files``."""
+    def merge(pieces: Sequence[RestoredFiles]) -> bytes:
+        """Make one state of several, in the folder of the first one, and return no ``data``, for ``merge_files``."""
         store = _opened(pieces[0].folder / FOLDER)
         low, high = _ends(pieces[0])
         store.delete_range(b"", low)
@@ -133,6 +137,7 @@ class KeyedState:
             _ingest(store, piece)
         store.flush(True)
         store.close()
+        return b""
 
     # --- internal -------------------------------------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ def _opened(folder: Path) -> Any:
     from rocksdict import Options, Rdict, WriteOptions
 
     store = Rdict(str(folder), Options(raw_mode=True))
-    options = WriteOptions()
+    options: Any = WriteOptions()  # its stubs say that the attribute is a method
     options.disable_wal = True
     store.set_write_options(options)
     return store

@@ -257,4 +257,16 @@ piece-replaces-the-state-of-its-part [feared; H52]
   What a piece has in place of the state of another part replaces it.
   @ spark_bridge.subtask.parts:OperatorParts._restored
   T if groups is None:
+merge-keeps-other-groups [feared; H52]
+  A merge leaves keys of other subtasks, which come back later although their own subtask has deleted them.
+  @ spark_bridge.subtask.keyed_state:KeyedState.merge
+  - store.delete_range(high, _AFTER_ALL)
+merge-takes-too-much [feared; H52]
+  A merge takes all groups that follow in the folder of another subtask.
+  @ spark_bridge.subtask.keyed_state:_ingest
+  F if place >= high:
+keyed-state-takes-any-key [feared; H52]
+  A keyed state takes keys of other subtasks, which the next change of the parallelism loses.
+  @ spark_bridge.subtask.keyed_state:KeyedState._place
+  F if group not in self._own:
 """)

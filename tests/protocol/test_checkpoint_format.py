@@ -28,7 +28,7 @@ from protocol.wire.checkpoint_format import (
     encode_checkpoint,
 )
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
-from protocol.wire.state_handles import pack_handle
+from protocol.wire.state_handles import KeyGroupRange, pack_handle
 from protocol.wire.traces import join_traceparent
 from tests.protocol.test_state_handles import HANDLE, HANDLES
 
@@ -54,7 +54,9 @@ ENVELOPE = b"\x93\xc7\x00\x01"
 BYTES = st.binary(max_size=20) | st.binary(max_size=5).map(lambda data: ENVELOPE + data)
 PARTS = st.builds(
     SubtaskSnapshot,
-    st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20), st.none() | HANDLES), max_size=3).map(tuple),
+    st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20), st.none() | HANDLES, st.none()), max_size=3).map(
+        tuple
+    ),
     st.lists(st.builds(HeldEvent, NATURAL, BYTES, st.booleans(), st.integers(0, 2)), max_size=3).map(tuple),
     st.lists(NATURAL, max_size=3).map(positions),
     st.booleans(),
@@ -235,7 +237,7 @@ def test_the_head_alone_shows_another_length_or_another_kind(version: int) -> No
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
-    with pytest.raises(CheckpointTooNew, match=r"format 7, and this release reads 6: .*later one"):
+    with pytest.raises(CheckpointTooNew, match=r"format 8, and this release reads 7: .*later one"):
         decode_checkpoint(sealed(b"whatever it will be", version=FORMAT_VERSION + 1))
 
 
