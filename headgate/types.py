@@ -3,7 +3,7 @@
 """The types of values that Headgate gives to a program, for its annotations.
 
 A program gets these values from methods, parameters and attributes. It needs a type from here only to write it down,
-except for ``StateFiles`` and ``KeyGroups``, which it makes::
+except for ``StateFiles``, ``KeyGroups`` and ``KeyedState``, which it makes::
 
     from headgate.types import Confirmation
 
@@ -18,7 +18,8 @@ Of the task's half:
     ``GroupMember.checkpoint`` is a ``GroupCheckpoint``. ``permits.weight`` returns a ``PermitUse``, and
     ``budget.reserve`` a ``Reservation``. The coroutine of a record is given a ``RecordContext``, and a record without a
     result may become a ``Failed``. A ``SubtaskOperator`` whose state is a folder of files returns ``StateFiles`` from
-    ``snapshot_state``, and ``open`` is given ``RestoredFiles``. ``KeyGroups`` divide its keys among the subtasks.
+    ``snapshot_state``, and ``open`` is given ``RestoredFiles``. ``KeyGroups`` divide its keys among the subtasks,
+    and ``KeyedState`` is such a state in RocksDB.
 Of what you inspect:
     ``Sidecar.status`` returns a ``SidecarStatus``: an ``OperatorStatus`` for each operator, with an ``AttemptStatus``
     for each attempt. ``OperatorHandle.statistics`` returns ``OperatorStatistics``, whose latencies are

@@ -193,7 +193,7 @@ group-forgets-the-type [feared; H190]
   @ protocol.key_groups:encode_key
   ~ return _encode_integer(key) => return encode_key(str(key))
 piece-is-not-cut [feared; H52]
-  A subtask gets all groups of each state that has one of its own.
+  A subtask gets all groups of each state that has one of these.
   @ protocol.key_groups:cut
   ~ max(first, low), min(end, high) => first, end
 piece-forgets-its-cut [feared; H52]

@@ -128,7 +128,7 @@ def test_a_handle_with_a_wrong_field_neither_leaves_nor_arrives(change: dict[str
 
 
 @pytest.mark.parametrize("groups", [None, (16, 48), (17, 18), (47, 48)])
-def test_a_piece_comes_back_with_its_groups_and_is_no_handle(groups: tuple[int, int] | None) -> None:  # H190
+def test_a_piece_comes_back_with_its_groups_and_differs_from_a_handle(groups: tuple[int, int] | None) -> None:  # H190
     data = pack_piece(DIVIDED, groups)
     assert unpack_piece(data) == (DIVIDED, groups)
     if groups is None:

@@ -68,6 +68,7 @@ def test_random_calls_have_the_results_of_a_model(tmp_path: Path) -> None:
         random, clock = Random(seed), Clock()
         state = a_state(tmp_path / str(seed), clock)
         model: dict[Key, tuple[bytes, float]] = {}
+        alive: dict[Key, bytes] = {}
         for step in range(200):
             key = random.choice(KEYS)
             match random.randrange(5):
@@ -150,7 +151,12 @@ def test_a_key_of_another_subtask_is_refused(tmp_path: Path) -> None:  # H52
     state = a_state(tmp_path, Clock(), subtask=1, parallelism=4)
     mine, other = (next(n for n in range(100) if (GROUPS.subtask_of(n, 4) == 1) is own) for own in (True, False))
     state.put(mine, b"")
-    for call in (lambda: state.put(other, b""), lambda: state.get(other), lambda: state.delete(other)):
+    calls: list[Callable[[], object]] = [
+        lambda: state.put(other, b""),
+        lambda: state.get(other),
+        lambda: state.delete(other),
+    ]
+    for call in calls:
         with pytest.raises(ValueError, match=r"send records to KeyGroups\.subtask_of"):
             call()
     state.close()
