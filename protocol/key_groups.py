@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from protocol.arguments import Rule, check_fields, checked_names
+from protocol.arguments import Rule, check_fields, checked, checked_names
 from protocol.describing import show, type_name
 from protocol.wire.state_handles import KEY_GROUPS_MAX, KeyGroupRange
 
@@ -151,6 +151,7 @@ class KeyGroups:
         """
         return int.from_bytes(blake2b(encode_key(key), digest_size=8).digest(), "big") % self.count
 
+    @checked()
     def range_of(self, subtask: int, parallelism: int) -> range:
         """Return the groups of a subtask. Each subtask has at least one, and their sizes differ by one at most.
 
