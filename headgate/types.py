@@ -3,7 +3,7 @@
 """The types of values that Headgate gives to a program, for its annotations.
 
 A program gets these values from methods, parameters and attributes. It needs a type from here only to write it down,
-except for ``StateFiles``, which an operator makes::
+except for ``StateFiles``, ``KeyGroups`` and ``KeyedState``, which it makes::
 
     from headgate.types import Confirmation
 
@@ -18,7 +18,8 @@ Of the task's half:
     ``GroupMember.checkpoint`` is a ``GroupCheckpoint``. ``permits.weight`` returns a ``PermitUse``, and
     ``budget.reserve`` a ``Reservation``. The coroutine of a record is given a ``RecordContext``, and a record without a
     result may become a ``Failed``. A ``SubtaskOperator`` whose state is a folder of files returns ``StateFiles`` from
-    ``snapshot_state``, and ``open`` is given ``RestoredFiles``.
+    ``snapshot_state``, and ``open`` is given ``RestoredFiles``. ``KeyGroups`` divide its keys among the subtasks,
+    and ``KeyedState`` is such a state in RocksDB.
 Of what you inspect:
     ``Sidecar.status`` returns a ``SidecarStatus``: an ``OperatorStatus`` for each operator, with an ``AttemptStatus``
     for each attempt. ``OperatorHandle.statistics`` returns ``OperatorStatistics``, whose latencies are
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from actors.coordination.store import CoordinatorStore as CoordinatorStore
     from protocol.barrier_tracker import CompletedCheckpoint as CompletedCheckpoint
     from protocol.ids import ExecutionAttempt as ExecutionAttempt
+    from protocol.key_groups import KeyGroups as KeyGroups
     from protocol.wire.messages import RestoreMode as RestoreMode
     from spark_bridge.driver.runtime import AsyncOperatorHandle as AsyncOperatorHandle
     from spark_bridge.observability.status import AttemptStatus as AttemptStatus
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from spark_bridge.storage.state_files.values import StateFiles as StateFiles
     from spark_bridge.subtask.coroutines.calls import Failed as Failed
     from spark_bridge.subtask.coroutines.calls import RecordContext as RecordContext
+    from spark_bridge.subtask.keyed_state import KeyedState as KeyedState
 
 if not TYPE_CHECKING:  # a type checker reports a name that does not exist
     __all__, __getattr__, __dir__ = lazy(globals())

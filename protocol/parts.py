@@ -29,6 +29,10 @@ state, it is the state of the user's own part itself. Otherwise it is ``MAGIC``,
 with their lengths; the user's own part comes first. A state of it that itself begins with ``MAGIC`` is always written
 that way, so no state has two meanings. A ready-made part without a state has no entry. A stage always has one: to the
 user's code, an empty state that is restored is something else than none.
+
+*A state in files* (H190). A task has one state in files, so one part at most has them, and the state of all says which:
+the entry ``FILES_OF`` is the part's name. Without that entry they are the user's own part's. The bytes that belong to
+the files are that part's state.
 """
 
 from __future__ import annotations
@@ -42,10 +46,12 @@ from protocol.wire.messages import PARTS_MAX, HeldEvent, OperatorPart, Positions
 from protocol.wire.state import Steps, join_in_steps, run_steps
 
 __all__ = [
+    "FILES_OF",
     "ONE_PART",
     "OWN_PART",
     "PartTable",
     "covers",
+    "divide_state",
     "fewer",
     "join_states",
     "join_states_in_steps",
@@ -57,6 +63,8 @@ __all__ = [
 
 OWN_PART = 0
 """The index of the user's own part."""
+FILES_OF = "headgate.files_of"
+"""The entry of a joined state that names the part whose state is in files."""
 MAGIC = b"\xc1headgate-chain-1"  # 0xc1 begins no msgpack value
 _LENGTHS = Struct(">IQ")
 
@@ -216,3 +224,22 @@ def split_states_in_steps(state: bytes, known: Container[str]) -> Steps[tuple[by
             'the checkpoint (restore="none")'
         )
     return main, {name: kept for name, kept in parts.items() if name in known}
+
+
+class _Every:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def divide_state(state: bytes) -> tuple[bytes | None, bytes]:
+    """Divide the state of all parts, of which one has files, into that of the others and that of this one.
+
+    The first is None if the others have none.
+    """
+    own, parts = split_states(state, _Every())
+    name = parts.pop(FILES_OF, b"").decode()
+    if not name:
+        return join_states(b"", parts, parts) if parts else None, join_states(own, {})
+    data = parts.pop(name, b"")
+    others = join_states(own, parts, parts) if own or parts else None
+    return others, join_states(b"", {name: data, FILES_OF: name.encode()}, (name,))

@@ -120,6 +120,7 @@ LAYERS = (
     Layer("actors/coordination/host/traces.py", COORDINATION | {"opentelemetry"}),
     Layer("spark_bridge/subtask/traces.py", TASK | {"opentelemetry"}),
     Layer("spark_bridge/subtask/coroutines/loop.py", TASK | {"uvloop"}),
+    Layer("spark_bridge/subtask/keyed_state.py", TASK | STATE_FILES | {"rocksdict"}),
     Layer("actors/coordination/host/", COORDINATION | {"actors.coordination.host"}),
     # A coordinator like a user's.
     Layer("actors/coordination/sources/", COORDINATION | {"actors.coordination.sources"}),

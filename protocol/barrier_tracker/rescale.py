@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Cuts a checkpoint to another parallelism (H52), and to other parts of the operator (H154)."""
+"""Cuts a checkpoint to another parallelism (H52, H190), and to other parts of the operator (H154)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import LocalProtocolError
-from protocol.parts import PartTable, positions
+from protocol.key_groups import cut
+from protocol.parts import PartTable, divide_state, positions
+from protocol.wire.messages import SubtaskState
+from protocol.wire.state_handles import KeyGroupRange
 
 
 def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedCheckpoint:
@@ -20,8 +24,14 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
     the count of events starts again at 0 (H32). What positions in the states count were records in the old number of
     partitions (H174).
 
-    Raises ``LocalProtocolError`` for a part outside the checkpoint's own parallelism, and if two states of one subtask
-    would meet. The latter needs a second change of parallelism before a subtask has restored after the first one.
+    A state in files that has key groups is cut into pieces instead: each subtask gets those of its groups that are in
+    its own range (``protocol.key_groups``), with the bytes that belong to the files. The states of other parts, which
+    are in the same bytes, stay together, and go where those without files go. What was cut before and not restored is
+    cut again.
+
+    Raises ``LocalProtocolError`` for a part outside the checkpoint's own parallelism; if two states of one subtask
+    would meet that have no key groups, which needs a second change of parallelism before a subtask has restored after
+    the first one; for fewer key groups than subtasks; and for states with different numbers of them.
     """
     whose = f"checkpoint {checkpoint.checkpoint_id}"
     outside = [subtask for subtask in checkpoint.subtask_states if not 0 <= subtask < checkpoint.parallelism]
@@ -34,19 +44,67 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
     if parallelism == checkpoint.parallelism:
         return checkpoint
     parts: dict[int, SubtaskSnapshot] = {}
+    pieces: list[tuple[SubtaskState, KeyGroupRange, bool]] = []
     for old in sorted(checkpoint.subtask_states):
-        part, mine = checkpoint.subtask_states[old], parts.get(old % parallelism, SubtaskSnapshot())
-        states = tuple(sorted((*mine.states, *part.states), key=lambda state: state.subtask))
+        part = checkpoint.subtask_states[old]
+        whole, cut_ones = _divided(part.states)
+        _add(parts, old % parallelism, replace(part, states=tuple(whole), events_sent=()))
+        pieces += [(state, groups, part.earlier_input) for state, groups in cut_ones]
+    for subtask, part in parts.items():
+        states = tuple(sorted(part.states, key=lambda state: state.subtask))
         if len({state.subtask for state in states}) < len(states):
             raise LocalProtocolError(
                 f"{whose} cannot be restored with parallelism {parallelism}: it still holds states from before its last"
                 f" change of parallelism. Restore it with {checkpoint.parallelism}, take a checkpoint once every"
                 " subtask runs, then change"
             )
-        earlier = part.earlier_input and (old % parallelism not in parts or mine.earlier_input)
-        parts[old % parallelism] = SubtaskSnapshot(states, (*mine.held, *part.held), earlier_input=earlier)
+        parts[subtask] = replace(part, states=states)
+    try:
+        cuts = cut([groups for _, groups, _ in pieces], parallelism)
+    except ValueError as error:
+        raise LocalProtocolError(
+            f"{whose} cannot be restored with parallelism {parallelism}: {error}. Use a parallelism that fits, or"
+            ' start without the checkpoint (restore="none")'
+        ) from None
+    for subtask, index, low, high in cuts:
+        state, _, earlier_input = pieces[index]
+        _add(parts, subtask, SubtaskSnapshot((state._replace(groups=(low, high)),), earlier_input=earlier_input))
     partitions = checkpoint.partitions or checkpoint.parallelism
     return replace(checkpoint, parallelism=parallelism, subtask_states=parts, partitions=partitions)
+
+
+def _divided(states: Iterable[SubtaskState]) -> tuple[list[SubtaskState], list[tuple[SubtaskState, KeyGroupRange]]]:
+    """Divide states into what stays together, and the pieces of those with key groups."""
+    whole, pieces = [], []
+    for state in states:
+        groups = None if state.files is None else state.files.key_groups
+        if groups is None:
+            whole.append(state)
+        elif state.groups is not None:
+            low, high = state.groups
+            pieces.append((state, groups._replace(first=low, end=high)))
+        else:
+            others, data = divide_state(state.state)
+            if others is not None:
+                whole.append(SubtaskState(state.subtask, others))
+            pieces.append((state._replace(state=data), groups))
+    return whole, pieces
+
+
+def _add(parts: dict[int, SubtaskSnapshot], subtask: int, part: SubtaskSnapshot) -> None:
+    """Add what a subtask gets to what it has. Two pieces of the same files whose groups touch become one."""
+    mine = parts.get(subtask)
+    if mine is None:
+        parts[subtask] = part
+        return
+    states = mine.states
+    if states and part.states and states[-1].groups is not None and part.states[0].groups is not None:
+        (low, middle), (also_middle, high) = states[-1].groups, part.states[0].groups
+        if middle == also_middle and states[-1] == part.states[0]._replace(groups=(low, middle)):
+            part = replace(part, states=(part.states[0]._replace(groups=(low, high)),))
+            states = states[:-1]
+    earlier_input = mine.earlier_input and part.earlier_input
+    parts[subtask] = SubtaskSnapshot((*states, *part.states), (*mine.held, *part.held), earlier_input=earlier_input)
 
 
 def refitted(checkpoint: CompletedCheckpoint, table: PartTable) -> CompletedCheckpoint:

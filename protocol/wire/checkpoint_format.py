@@ -24,10 +24,11 @@ than the label's; and one after the label: in how many partitions its input was.
 as the parallelism if there is a label, and it is not known if there is none. In format 5, each subtask has as many
 counts of sent events as parts, after their number, where it had one; each held event has one value more, the index of
 its part; and the names of the parts are at the end, after their number. Format 6 adds one value for each state, after
-its bytes: the handle of its files (``protocol.wire.state_handles``), or no bytes if it has none. A checkpoint is
-written in the lowest format that can hold it, so that an earlier release can restore it. In formats 1 and 2, a held
-request is indistinguishable from an event, and is restored as one. Up to format 4, the name of a part was inside the
-bytes of its held events, and one count was that of all parts together; it is restored as that of the operator's own.
+its bytes: the handle of its files (``protocol.wire.state_handles``), or no bytes if it has none. Format 7 is the same
+with handles that have key groups. A checkpoint is written in the lowest format that can hold it, so that an earlier
+release can restore it. In formats 1 and 2, a held request is indistinguishable from an event, and is restored as one.
+Up to format 4, the name of a part was inside the bytes of its held events, and one count was that of all parts
+together; it is restored as that of the operator's own.
 
 Functions here are pure and may be called from any thread.
 """
@@ -38,7 +39,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -49,10 +50,10 @@ from protocol.parts import OWN_PART, positions
 from protocol.wire.extension_types import ExtensionType, mark
 from protocol.wire.messages import HeldEvent, Positions, RestoreMode, SubtaskState
 from protocol.wire.state import join_in_steps, run_steps
-from protocol.wire.state_handles import StateHandle, pack_handle, unpack_handle
+from protocol.wire.state_handles import StateHandle, pack_piece, unpack_piece
 from protocol.wire.traces import split_traceparent
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """The newest format. Every format from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
 """The size limit of a file, which is completely in memory while it is written or read."""
@@ -168,8 +169,9 @@ def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> 
 def _version_for(stored: StoredCheckpoint) -> int:
     checkpoint = stored.checkpoint
     snapshots = checkpoint.subtask_states.values()
-    if any(state.files is not None for one in snapshots for state in one.states):
-        return 6
+    handles = [state.files for one in snapshots for state in one.states if state.files is not None]
+    if handles:
+        return 7 if any(handle.key_groups is not None for handle in handles) else 6
     if any(len(one.events_sent) > 1 or any(map(_needs_part, one.held)) for one in snapshots):
         return 5
     if any(part.earlier_input for part in checkpoint.subtask_states.values()):
@@ -207,11 +209,11 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
         yield _integer(subtask, "a subtask", most=parallelism - 1)
         yield from _counts(snapshot.events_sent, version, len(checkpoint.parts))
         yield len(snapshot.states)
-        for original, state, files in snapshot.states:
+        for original, state, files, groups in snapshot.states:
             yield _integer(original, "the subtask of a state")
             yield _bytes(state, "a state")
             if version >= 6:
-                yield _packed_files(files)
+                yield _packed_files(files, groups)
         yield len(snapshot.held)
         for event in snapshot.held:
             yield from _held(event, version, len(checkpoint.parts))
@@ -229,9 +231,9 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
             yield _text(name, "the name of a part", may_be_empty=True)
 
 
-def _packed_files(files: StateHandle | None) -> bytes:
+def _packed_files(files: StateHandle | None, groups: tuple[int, int] | None) -> bytes:
     try:
-        return b"" if files is None else pack_handle(files)
+        return b"" if files is None and groups is None else pack_piece(cast("StateHandle", files), groups)
     except ValueError as error:
         raise ValueError(f"the files of a state {error}") from None
 
@@ -322,9 +324,12 @@ class _Body:
         state = _bytes(self._next(), "a state")
         files = _bytes(self._next(), "the files of a state") if self._version >= 6 else b""
         try:
-            return SubtaskState(original, state, unpack_handle(files) if files else None)
+            handle, groups = unpack_piece(files) if files else (None, None)
         except ValueError as error:
             raise ValueError(f"the files of a state {error}") from None
+        if self._version == 6 and handle is not None and handle.key_groups is not None:
+            raise ValueError("a state has key groups, which this format has not")
+        return SubtaskState(original, state, handle, groups)
 
     def _read_held(self) -> HeldEvent:
         sender = _integer(self._next(), "the sender of a held event")

@@ -38,7 +38,7 @@ from protocol.wire.events import (
     encode_event,
     run_steps,
 )
-from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, fit_text
+from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, EntryKind, fit_text
 from protocol.wire.framing import CLAIMS_UNCHECKED, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
     PARTS_MAX,
@@ -52,9 +52,7 @@ from protocol.wire.messages import (
     EventMessage,
     HeldEvent,
     Message,
-    OperatorPart,
     SavepointTaken,
-    SubtaskState,
 )
 
 __all__ = [
@@ -374,7 +372,7 @@ class _Values:
         # The decoder in Python applies the limit to list_length too. It allocates nothing for a claim.
         entries_max = _ENTRY_FIELDS_MAX if _continues() else max(limits.held_events_max, 32)
         self._values = _unpacker(body, entries_max, self._make_entry)
-        self._entry_kind: type[SubtaskState | HeldEvent | OperatorPart] = HeldEvent
+        self._entry_kind: EntryKind = HeldEvent
         self._entries_left = 0
 
     def next_is_list(self) -> bool:
@@ -394,7 +392,7 @@ class _Values:
             raise ValueError("must be a single value, is a list or a map")
         return self._values.unpack()
 
-    def entries(self, count_max: int, kind: type[SubtaskState | HeldEvent | OperatorPart]) -> tuple[Any, ...]:
+    def entries(self, count_max: int, kind: EntryKind) -> tuple[Any, ...]:
         """Read a list of lists. Whether these have the right fields is left to the check of the field."""
         if not self.next_is_list():
             raise ValueError("must be a list of lists")

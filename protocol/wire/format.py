@@ -15,7 +15,7 @@ from functools import partial
 from math import isfinite
 from operator import itemgetter
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocol.describing import type_name
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
@@ -60,7 +60,7 @@ from protocol.wire.messages import (
     SubtaskState,
     UrgentEventMessage,
 )
-from protocol.wire.state_handles import StateHandle, pack_handle, unpack_handle
+from protocol.wire.state_handles import StateHandle, pack_handle, pack_piece, unpack_handle, unpack_piece
 
 INT_MAX = 2**63 - 1
 TOKEN_BYTES_MAX = 64
@@ -69,6 +69,17 @@ FOLDER_CHARS_MAX = 4096
 _COUNT_BYTES = 8
 _POSITIONS_RULE = f"must have at most {PARTS_MAX} numbers, of which the last one is not 0"
 _COUNTS = [Struct(f">{count}Q") for count in range(PARTS_MAX + 1)]
+
+
+class _StateEntry(NamedTuple):
+    """A ``SubtaskState`` on the wire. ``files``: the bytes of its handle and groups; none if it has no files."""
+
+    subtask: int
+    state: bytes
+    files: bytes
+
+
+EntryKind = type[_StateEntry | HeldEvent | OperatorPart]
 
 # A check returns the value to use, or raises ValueError with the rest of a sentence that begins with the field's name.
 
@@ -171,13 +182,23 @@ def _packed_handle(value: Any, limits: WireLimits) -> bytes:
 
 
 def _states(value: Any, limits: WireLimits) -> tuple[SubtaskState, ...]:
-    entries = _entries(value, limits, kind=SubtaskState, checks=(_integer, _bytes, _bytes))
-    return tuple([SubtaskState(subtask, state, _files(files, limits)) for subtask, state, files in entries])
+    entries = _entries(value, limits, kind=_StateEntry, checks=(_integer, _bytes, _bytes))
+    return tuple(
+        [SubtaskState(subtask, state, *(unpack_piece(files) if files else ())) for subtask, state, files in entries]
+    )
 
 
 def _packed_states(value: Any, limits: WireLimits) -> tuple[tuple[int, bytes, bytes], ...]:
-    entries = _entries(value, limits, kind=SubtaskState, checks=(_integer, _bytes, _packed_files))
-    return tuple([(subtask, state, _packed_files(files, limits)) for subtask, state, files in entries])
+    states = _entries(value, limits, kind=SubtaskState, checks=(_integer, _bytes, _any, _any))
+    return tuple([(one.subtask, one.state, _packed_piece(one.files, one.groups)) for one in states])
+
+
+def _any(value: Any, limits: WireLimits) -> Any:
+    return value
+
+
+def _packed_piece(files: Any, groups: Any) -> bytes:
+    return b"" if files is None and groups is None else pack_piece(files, groups)
 
 
 def _positions(value: Any, limits: WireLimits) -> Positions:
@@ -213,7 +234,11 @@ def _flag(value: Any, limits: WireLimits) -> bool:
 
 
 def _entries(
-    value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent | OperatorPart], checks: tuple[Check, ...]
+    value: Any,
+    limits: WireLimits,
+    *,
+    kind: type[SubtaskState | _StateEntry | HeldEvent | OperatorPart],
+    checks: tuple[Check, ...],
 ) -> tuple[Any, ...]:
     """Check a list of lists, each with the fields of ``kind``. There may be 65,536, so no line runs for each."""
     if type(value) is not list and type(value) is not tuple:
@@ -249,8 +274,8 @@ _PART: Check = partial(_integer, most=PARTS_MAX - 1)
 _HELD: Check = partial(_entries, kind=HeldEvent, checks=(_integer, _payload, _flag, _PART))
 _PARTS: Check = partial(_entries, kind=OperatorPart, checks=(_part_name, _flag))
 
-ENTRY_KINDS: dict[Check, type[SubtaskState | HeldEvent | OperatorPart]] = {
-    _states: SubtaskState,
+ENTRY_KINDS: dict[Check, EntryKind] = {
+    _states: _StateEntry,
     _HELD: HeldEvent,
     _PARTS: OperatorPart,
 }

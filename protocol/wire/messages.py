@@ -30,11 +30,15 @@ class SubtaskState(NamedTuple):
     stored beside them, if any (H190).
 
     A subtask usually restores its own state. With another parallelism it may restore several, or none (H52).
+    ``groups``: not None if this is a piece of a state, made by a change of the parallelism: the first one of the key
+    groups in the files that count here, and the one after the last. The bytes are then only those that belong to the
+    files; the rest of the state is one without files.
     """
 
     subtask: int
     state: bytes
     files: StateHandle | None = None
+    groups: tuple[int, int] | None = None
 
 
 class HeldEvent(NamedTuple):

@@ -34,7 +34,7 @@ from spark_bridge.storage.layout import Owner, RestoreRecord
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
 _OWNER = Owner(1, "")
-_Value = int | bytes | Positions | StateHandle | None
+_Value = int | bytes | Positions | StateHandle | tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dis
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic
@@ -18,7 +18,7 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.subtask.items import Items
 
 if TYPE_CHECKING:
-    from spark_bridge.storage.state_files.values import StateFiles
+    from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
     from spark_bridge.subtask.context import SubtaskContext
 
 __all__ = [
@@ -107,6 +107,21 @@ class SubtaskOperator(Generic[Received, Sent]):
         raise TypeError(
             f"this checkpoint has the states of subtasks {', '.join(map(str, states))} for one subtask. Define "
             f"{type(self).__name__}.merge_states(self, states), or restore with the parallelism that it was taken with"
+        )
+
+    def merge_files(self, pieces: Sequence[RestoredFiles]) -> bytes:
+        """Make one state in files of several, in the folder of the first one, and return its ``data`` for ``open``.
+
+        Called once, before ``open``, if a checkpoint of another parallelism gives this subtask folders of several
+        subtasks, or one with more keys than its own. Of each piece, the keys in its ``key_groups`` belong here: delete
+        all others from ``pieces[0].folder``, and copy into it those of the other pieces. The first piece has the most
+        bytes that belong here, and its folder becomes ``context.state_folder``; the other folders are deleted when this
+        returns. The ``key_groups`` of two pieces have no group in common. They are None for a state that was returned
+        without them: then all of it belongs here. The default raises ``TypeError``.
+        """
+        raise TypeError(
+            "this checkpoint gives this subtask states in files of another parallelism. Define "
+            f"{type(self).__name__}.merge_files(self, pieces), or restore with the parallelism that it was taken with"
         )
 
     def process(self, records: Iterator[Any]) -> Iterable[Any] | None:

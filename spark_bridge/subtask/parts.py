@@ -24,10 +24,6 @@ Elsewhere, a barrier waits in the mailbox until the next of these moments; in th
 stage itself may wait for what comes after the barrier, the checkpoint is declined. An operator without
 stages is stage 0 of this table, alone.
 
-A state may be in files (H190). A task has one state in files, so one part at most has them, and the joined state says
-which: the entry ``FILES_OF`` is the part's name. Without that entry they are the user's own part's. The bytes that
-belong to the files are that part's state.
-
 User code that holds a reference to a part, such as a ``WorkQueue``, finds its task's part with ``current_part``.
 """
 
@@ -46,7 +42,7 @@ from protocol.describing import a_type, name_of, show, type_name
 from protocol.errors import LocalProtocolError
 from protocol.file_retention import LAST_STATE
 from protocol.overrides import NeverCalled, errors_in_overrides, mentions, names_never_called
-from protocol.parts import join_states, split_states
+from protocol.parts import FILES_OF, join_states, split_states
 from protocol.subtask.types import (
     MailboxAborted,
     MailboxBarrier,
@@ -57,7 +53,6 @@ from protocol.subtask.types import (
 )
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import Registered
-from protocol.wire.state_handles import StateHandle
 from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of, to_one_that_asks
@@ -71,6 +66,7 @@ from spark_bridge.subtask.traces import inside_span
 if TYPE_CHECKING:
     from spark_bridge.storage.state_files.snapshot import Snapshot
     from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
+    from spark_bridge.subtask.state_files import Piece
 
 __all__ = [
     "COUNTERS",
@@ -88,8 +84,6 @@ __all__ = [
 
 COUNTERS = "headgate.counters"
 """The name of the part that every operator has."""
-FILES_OF = "headgate.files_of"
-"""The entry of a joined state that names the part whose state is in files."""
 
 
 class TakenState(NamedTuple):
@@ -265,27 +259,34 @@ class OperatorParts:
     def _restored(self, registered: Registered) -> dict[str, bytes | RestoredFiles]:
         """What each part restores: its only state, or what its ``merge_states`` makes of several (H52)."""
         by_part: dict[str, dict[int, bytes]] = {}
-        files: dict[str, StateHandle] = {}
-        for subtask, state, handle in sorted(registered.states, key=attrgetter("subtask")):
+        pieces: dict[str, list[Piece]] = {}
+        for subtask, state, handle, groups in sorted(registered.states, key=attrgetter("subtask")):
             own, parts = split_states(state, (*self.operators, FILES_OF))
             of_files = parts.pop(FILES_OF, b"").decode()
             parts[""] = own
             if handle is not None:
-                files[of_files] = handle
-                parts.setdefault(of_files, b"")
-            for name, one in parts.items():
-                by_part.setdefault(name, {})[subtask] = one
-        if self.stages and (any(by_part.pop("", {}).values()) or "" in files):
+                from spark_bridge.subtask.state_files import Piece  # few tasks have files
+
+                pieces.setdefault(of_files, []).append(Piece(handle, groups, parts.pop(of_files, b"")))
+            if groups is None:  # a piece has nothing of other parts
+                for name, one in parts.items():
+                    by_part.setdefault(name, {})[subtask] = one
+        if self.stages and (any(by_part.pop("", {}).values()) or "" in pieces):
             raise LocalProtocolError(
                 "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain: "
                 'restore it with the operator that took it, or start without the checkpoint (restore="none")'
             )
         restored: dict[str, bytes | RestoredFiles] = {}
+        for name, several in pieces.items():
+            if any(by_part.pop(name, {}).values()):
+                raise LocalProtocolError(
+                    "this checkpoint has a state in files and one of bytes for one subtask, which cannot be merged: "
+                    "restore with the parallelism that it was taken with, or start without the checkpoint "
+                    '(restore="none")'
+                )
+            restored[name] = self._restored_files(name, several, registered.files_from)
         for name, states in by_part.items():
             operator = self.operators[name]
-            if name in files:
-                restored[name] = self._restored_files(name, states, files[name], registered.files_from)
-                continue
             if len(states) == 1:
                 (one,) = states.values()
             else:
@@ -294,24 +295,24 @@ class OperatorParts:
                 restored[name] = one
         return restored
 
-    def _restored_files(
-        self, name: str, states: dict[int, bytes], handle: StateHandle, files_from: str
-    ) -> RestoredFiles:
+    def _restored_files(self, name: str, pieces: list[Piece], files_from: str) -> RestoredFiles:
         """Restore the files of a part, before ``open``, into its folder."""
-        if len(states) > 1:
-            raise LocalProtocolError(
-                f"this checkpoint has the states of subtasks {', '.join(map(str, states))} for one subtask, and some "
-                "are in files, which this release cannot merge: restore with the parallelism that it was taken with, "
-                'or start without the checkpoint (restore="none")'
-            )
-        (data,) = states.values()
-        channel = self._channel
+        operator, channel = self.operators[name], self._channel
 
         def stopped() -> bool:
             channel.check()
             return False
 
-        return channel.files().restore(index_of(channel, name), handle, data, files_from, stopped)
+        files, part = channel.files(), index_of(channel, name)
+        if len(pieces) == 1 and pieces[0].is_whole:
+            return files.restore(part, pieces[0], files_from, stopped)
+        if getattr(operator.merge_files, "__func__", None) is SubtaskOperator.merge_files:
+            operator.merge_files(())  # which says that it is not defined, before anything is downloaded
+        pieces = sorted(pieces, key=lambda one: one.wanted_bytes(), reverse=True)
+        folders = [files.restore(part, one, files_from, stopped, n) for n, one in enumerate(pieces)]
+        with self.here():
+            data = _checked_bytes(operator, "merge_files", operator.merge_files(folders))
+        return files.merged(folders[0], data)
 
     def wait_until_ready(self) -> None:
         """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.

@@ -12,11 +12,14 @@ import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from protocol.describing import describe
 from protocol.file_retention import FileOrigin, file_name
-from protocol.wire.state_handles import StateHandle
+from protocol.key_groups import KeyGroups
+from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from spark_bridge.common.endpoint import StateStorage, TaskEndpoint, TaskIdentity
 from spark_bridge.storage.errors import StorageError
 from spark_bridge.storage.files import Files
@@ -28,9 +31,32 @@ from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles, c
 from spark_bridge.subtask.local_folder import LocalFolder
 from spark_bridge.subtask.uploads import Stopped, Upload
 
-__all__ = ["TaskFiles"]
+__all__ = ["Piece", "TaskFiles"]
 
 _STATE = "state-"
+_BESIDE = "beside-"
+
+
+class Piece(NamedTuple):
+    """What a subtask restores of a state in files: all of it, or some of its key ``groups``.
+
+    ``data``: the bytes that belong to the files.
+    """
+
+    files: StateHandle
+    groups: tuple[int, int] | None
+    data: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        return self.groups is None or self.groups == (self.files.key_groups or ())[:2]
+
+    def wanted_bytes(self) -> float:
+        """About how large that is which counts here."""
+        if self.groups is None or self.files.key_groups is None:
+            return self.files.total_bytes
+        first, end, _ = self.files.key_groups
+        return self.files.total_bytes * (self.groups[1] - self.groups[0]) / (end - first)
 
 
 class TaskFiles:
@@ -63,6 +89,8 @@ class TaskFiles:
             subtask=identity.subtask,
             task_attempt_id=identity.task_attempt_id,
         )
+        self._subtask, self._parallelism = identity.subtask, endpoint.parallelism
+        self._key_groups: int | None = None  # how many the restored state has
         self._snapshots = 0
         self._unused: set[Path] = set()  # folders for snapshots that were given out
         self._written = written
@@ -119,15 +147,28 @@ class TaskFiles:
 
     # --- the restore ----------------------------------------------------------------------------------------------
 
-    def restore(self, part: int, handle: StateHandle, data: bytes, files_from: str, stopped: Stopped) -> RestoredFiles:
-        """Restore a state into the folder of its part, before that has it."""
+    def restore(self, part: int, piece: Piece, files_from: str, stopped: Stopped, beside: int = 0) -> RestoredFiles:
+        """Restore a state, or a piece of one, into the folder of its part, before that has it; or into one ``beside``
+        it, which has a number above 0."""
         folder = self._savepoint(self._storage, files_from) if files_from else self._folder
-        name = f"{_STATE}{part}"
+        name = f"{_BESIDE}{part}-{beside}" if beside else f"{_STATE}{part}"
         left = self._left[0].path / name if self._left else None
-        restored = restore(folder, handle, self._local.path / name, data=data, local=left, stopped=stopped)
-        if not files_from:
+        handle, groups = piece.files, piece.groups
+        restored = restore(folder, handle, self._local.path / name, data=piece.data, local=left, stopped=stopped)
+        if not files_from and not beside:
             self._uploader.restored(restored)
-        return restored.files
+        if handle.key_groups is not None:
+            self._key_groups = handle.key_groups.total
+        return restored.files if groups is None else replace(restored.files, key_groups=range(*groups))
+
+    def merged(self, first: RestoredFiles, data: bytes) -> RestoredFiles:
+        """The state that is in the first of several folders now; the others are removed."""
+        for folder in self._local.path.glob(f"{_BESIDE}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+        own = None
+        if self._key_groups is not None:
+            own = KeyGroups(self._key_groups).range_of(self._subtask, self._parallelism)
+        return RestoredFiles(first.folder, data, own)
 
     def _savepoint(self, storage: StateStorage, url: str) -> StateFolder:
         return StateFolder.at(url, storage.options)
@@ -135,17 +176,35 @@ class TaskFiles:
     # --- snapshots and uploads ------------------------------------------------------------------------------------
 
     def freeze(self, state: StateFiles, checkpoint_id: int) -> Snapshot:
-        """Freeze a state at the cut. What it did not use of the folders for snapshots is removed."""
+        """Freeze a state at the cut. What it did not use of the folders for snapshots is removed.
+
+        Raises ``StorageError``, or ``ValueError`` if the state cannot have these key groups.
+        """
+        key_groups = self._own_groups(state)
         folder = Path(os.path.abspath(state.folder))
         owned = next((one for one in self._unused if folder.is_relative_to(one)), None)
         try:
             snapshot = self._uploader.freeze(state, checkpoint_id, owned=owned is not None)
+            snapshot = snapshot._replace(key_groups=key_groups)
             if owned is None:
                 return snapshot
             self._unused.discard(owned)
             return snapshot._replace(folder=owned)  # all of it is removed after the upload
         finally:
             self.remove_unused()
+
+    def _own_groups(self, state: StateFiles) -> KeyGroupRange | None:
+        """The key groups of a state of this subtask."""
+        groups = state.key_groups
+        if groups is None:
+            return None
+        if self._key_groups not in (None, groups.count):
+            raise ValueError(
+                f"the restored state has {self._key_groups} key groups, and key_groups now says {groups.count}: their "
+                f"number cannot change, so use KeyGroups({self._key_groups})"
+            )
+        own = groups.range_of(self._subtask, self._parallelism)
+        return KeyGroupRange(own.start, own.stop, groups.count)
 
     def remove_unused(self) -> None:
         """Remove the folders for snapshots that no state has."""

@@ -34,7 +34,7 @@ from protocol.wire.messages import (
     SubtaskState,
     UpMessage,
 )
-from protocol.wire.state_handles import StateHandle
+from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from spark_bridge.bridge.relay.records import TASK_STATES
 
 LIMITS = WireLimits(
@@ -113,7 +113,7 @@ def handle(random: Random) -> StateHandle:
     name = "/".join(random.choice(("7-1-ab", "0-12-cd-manifest", "x.y", "_=")) for _ in range(random.choice((1, 2, 5))))
     size, total, count = random.choice((1, 4711, 2**27)), natural(random), random.choice((0, 1, 2**18))
     low = random.choice((0, 5, 2**15 - 1))
-    groups = random.choice((None, (low, random.randint(low + 1, 2**15))))
+    groups = random.choice((None, KeyGroupRange(low, random.randint(low + 1, 2**15), 2**15)))
     return StateHandle(name, size, random.randbytes(32), total, count, groups)
 
 
@@ -122,10 +122,17 @@ def files(random: Random) -> StateHandle | None:
     return random.choice((None, handle(random)))
 
 
+def _state(random: Random) -> SubtaskState:
+    state = SubtaskState(natural(random), blob(random, 300), files(random))
+    if state.files is None or state.files.key_groups is None or random.random() < 0.5:
+        return state
+    first, end, _ = state.files.key_groups
+    low = random.randrange(first, end)
+    return state._replace(groups=(low, random.randint(low + 1, end)))
+
+
 def _states(random: Random) -> tuple[SubtaskState, ...]:
-    return tuple(
-        SubtaskState(natural(random), blob(random, 300), files(random)) for _ in range(random.choice((0, 1, 4)))
-    )
+    return tuple(_state(random) for _ in range(random.choice((0, 1, 4))))
 
 
 _FIELDS: dict[str, Callable[[Random], Any]] = {

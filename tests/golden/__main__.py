@@ -18,7 +18,7 @@ from headgate.testing import OperatorTask, World
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.checkpoint_format import StoredCheckpoint, encode_checkpoint
 from protocol.wire.messages import RestoreMode
-from tests.golden.applications import APPLICATIONS, HELD, run, with_files
+from tests.golden.applications import APPLICATIONS, HELD, run, with_files, with_pieces
 from tests.primitives.histories import with_held_requests
 
 FOLDER = Path(__file__).parent
@@ -48,6 +48,7 @@ def in_every_format(name: str, checkpoint: CompletedCheckpoint) -> Iterator[Comp
         yield with_held_requests(checkpoint, HELD, subtask=1)
     if name == "counts":
         yield with_files(checkpoint)
+        yield with_pieces(checkpoint)
     yield replace(checkpoint, partitions=0)
 
 

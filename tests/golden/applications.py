@@ -16,7 +16,8 @@ from typing import Any
 from headgate import CheckpointConfig, OperatorCoordinator, WorkQueue, chain
 from headgate.testing import OperatorTask, World, running_operator
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.wire.state_handles import StateHandle
+from protocol.wire.messages import SubtaskState
+from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from tests.primitives import histories, stage_histories
 from tests.simulation.checkers import demand
 
@@ -117,23 +118,35 @@ async def run(
 
 def files_of(subtask: int) -> StateHandle:
     """The handle of the files that a subtask has, in the checkpoints with files. Nothing stored these."""
-    return StateHandle(
-        f"7-1-ab/{subtask}-100-cd-manifest", 4711, bytes([subtask] * 32), 2**30, 12, (subtask, subtask + 1)
-    )
+    return StateHandle(f"7-1-ab/{subtask}-100-cd-manifest", 4711, bytes([subtask] * 32), 2**30, 12)
 
 
 def with_files(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
     """Return the checkpoint as it would be if each subtask had stored files beside the state that it has sent."""
-    return _with_files(checkpoint, files_of)
+    return _with_files(checkpoint, lambda subtask: (files_of(subtask), None))
+
+
+def with_pieces(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
+    """The same if the files were divided into key groups, and each subtask had yet to restore some of these."""
+
+    def piece(subtask: int) -> tuple[StateHandle, tuple[int, int]]:
+        groups = KeyGroupRange(8 * subtask, 8 * subtask + 8, 128)
+        return files_of(subtask)._replace(key_groups=groups), (8 * subtask + 1, 8 * subtask + 4)
+
+    return _with_files(checkpoint, piece)
 
 
 def without_files(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
-    return _with_files(checkpoint, lambda subtask: None)
+    return _with_files(checkpoint, lambda subtask: (None, None))
 
 
-def _with_files(checkpoint: CompletedCheckpoint, files: Callable[[int], StateHandle | None]) -> CompletedCheckpoint:
+def _with_files(
+    checkpoint: CompletedCheckpoint, files: Callable[[int], tuple[StateHandle | None, tuple[int, int] | None]]
+) -> CompletedCheckpoint:
     parts = {
-        subtask: replace(part, states=tuple(state._replace(files=files(state.subtask)) for state in part.states))
+        subtask: replace(
+            part, states=tuple(SubtaskState(one.subtask, one.state, *files(one.subtask)) for one in part.states)
+        )
         for subtask, part in checkpoint.subtask_states.items()
     }
     return replace(checkpoint, subtask_states=parts)

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from actors.coordination.engine.barrier_tracker import CheckpointFailed
 from headgate import CheckpointConfig, OperatorCoordinator, SubtaskContext, SubtaskOperator, chain
 from headgate.errors import StorageError
 from headgate.testing import running_operator
-from headgate.types import RestoredFiles, StateFiles
+from headgate.types import KeyGroups, RestoredFiles, StateFiles
 
 
 class Counts(SubtaskOperator):
@@ -166,6 +169,106 @@ async def test_a_stage_of_a_chain_has_a_state_in_files() -> None:
     async with running_operator(make(), mode="streaming", restored=checkpoint) as world:
         task = await world.launch_operator(0, records=["a", "b", "b"])
         assert task.outputs == ["bb", {"aa": 1, "bb": 2}]
+
+
+class Keyed(SubtaskOperator):
+    """Counts its records by key. Its state has a file for each key, in a folder for each of its key groups."""
+
+    counts_records = False
+    groups = KeyGroups(16)
+
+    def open(self, context: SubtaskContext, state: bytes | RestoredFiles | None) -> None:
+        self.context = context
+        self.own = self.groups.range_of(context.subtask, context.parallelism)
+        assert state is None or (isinstance(state, RestoredFiles) and state.key_groups == self.own)
+        assert {int(one.name) for one in context.state_folder.iterdir()} <= {*self.own}
+
+    def merge_files(self, pieces: Sequence[RestoredFiles]) -> bytes:
+        for one in pieces:
+            for group in list(one.folder.iterdir()):
+                assert one.key_groups is not None
+                if int(group.name) not in one.key_groups:
+                    shutil.rmtree(group)
+                elif one is not pieces[0]:
+                    group.rename(pieces[0].folder / group.name)
+        return b""
+
+    def process(self, records: Iterator[str]) -> Iterator[str]:
+        for key in records:
+            assert self.groups.of(key) in self.own
+            count = self.context.state_folder / str(self.groups.of(key)) / f"{key}.txt"
+            count.parent.mkdir(exist_ok=True)
+            count.write_text(str(int(count.read_text() if count.exists() else "0") + 1))
+            yield key
+
+    def snapshot_state(self, checkpoint_id: int) -> StateFiles:
+        return StateFiles(self.context.state_folder, immutable=(), key_groups=self.groups)
+
+    def counts(self) -> dict[str, int]:
+        return {one.stem: int(one.read_text()) for one in self.context.state_folder.glob("*/*")}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_each_key_survives_each_change_of_the_parallelism(seed: int) -> None:
+    """H52, H190: from 4 to 8 to 3 to 5 subtasks, some of which do not restore before the next change."""
+    random = Random(seed)
+    model: Counter[str] = Counter()
+    checkpoint, counts = None, model
+    for parallelism in (4, 8, 3, 5):
+        async with a_world(restored=checkpoint, parallelism=parallelism, seed=seed) as world:
+            running = [n for n in range(parallelism) if parallelism != 3 or random.random() < 0.6]
+            tasks = {n: await world.launch_operator(n, Keyed) for n in running}
+            assert [task.error for task in tasks.values()] == [None] * len(tasks)
+            for _ in range(100):
+                key = f"key {random.randrange(60)}"
+                if (subtask := Keyed.groups.subtask_of(key, parallelism)) in tasks:
+                    tasks[subtask].feed(key)
+                    model[key] += 1
+            await world.settle()
+            await world.checkpoint()
+            checkpoint = world.checkpoints[-1]
+            counts = Counter()
+            for task in tasks.values():
+                assert not counts.keys() & task.operator.counts().keys()
+                counts.update(task.operator.counts())
+    assert counts == model
+
+
+async def test_the_files_of_a_stage_are_divided_and_the_states_of_others_are_not() -> None:
+    """H52: each subtask of the source goes on where it was, and keys go where their groups are."""
+
+    class Source(SubtaskOperator):
+        counts_records = False
+
+        def open(self, context: SubtaskContext, state: bytes | None) -> None:
+            self.states = () if state is None else tuple(state.split())
+
+        def merge_states(self, states: dict[int, bytes]) -> bytes:
+            return b" ".join(states.values())
+
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            return b" ".join(self.states) or b"new"
+
+        def process(self, records: Iterator[str]) -> Iterator[str]:
+            yield from records
+
+    def make() -> Any:
+        return chain(source=Source, counts=Keyed)
+
+    async with running_operator(make(), mode="streaming", parallelism=3) as world:
+        tasks = [await world.launch_operator(n) for n in range(3)]
+        for key in map(str, range(30)):
+            tasks[Keyed.groups.subtask_of(key, 3)].feed(key)
+        await world.settle()
+        await world.checkpoint()
+        (checkpoint,) = world.checkpoints
+    async with running_operator(make(), mode="streaming", parallelism=2, restored=checkpoint) as world:
+        tasks = [await world.launch_operator(n) for n in range(2)]
+        operators: list[Any] = [task.stages for task in tasks]
+        assert [one["source"].states for one in operators] == [(b"new", b"new"), (b"new",)]
+        counts = [one["counts"].counts() for one in operators]
+        assert counts[0] | counts[1] == dict.fromkeys(map(str, range(30)), 1)
+        assert not counts[0].keys() & counts[1].keys()
 
 
 async def test_nothing_of_a_task_is_left_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

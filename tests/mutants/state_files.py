@@ -184,4 +184,89 @@ sweeps-later-applications [feared; H190]
   The files of a later application are deleted.
   @ protocol.file_retention:FileRetention._is_old
   ~ origin.epoch < self._epoch or => True or
+group-of-one-process [feared; H190]
+  The group of a key is another one in each process.
+  @ protocol.key_groups:KeyGroups.of
+  ~ int.from_bytes(blake2b(encode_key(key), digest_size=8).digest(), "big") => hash(key)
+group-forgets-the-type [feared; H190]
+  An integer and its decimal text are one key.
+  @ protocol.key_groups:encode_key
+  ~ return _encode_integer(key) => return encode_key(str(key))
+piece-is-not-cut [feared; H52]
+  A subtask gets all groups of each state that has one of these.
+  @ protocol.key_groups:cut
+  ~ max(first, low), min(end, high) => first, end
+piece-forgets-its-cut [feared; H52]
+  A second change of the parallelism divides what was stored, and not what the subtask has of it.
+  @ protocol.barrier_tracker.rescale:_divided
+  - pieces.append((state, groups._replace(first=low, end=high)))
+  + pieces.append((state, groups))
+pieces-stay-apart [feared; H52]
+  Two neighbouring pieces of one folder are restored one by one.
+  @ protocol.barrier_tracker.rescale:_add
+  ~ if middle == also_middle and => if False and
+pieces-meet-as-states [feared; H52]
+  A piece counts as the state of its subtask, which must not meet another one.
+  @ protocol.barrier_tracker.rescale:rescaled
+  ~ states=tuple(whole) => states=part.states
+other-parts-follow-the-files [feared; H52]
+  The states of other parts are restored with each piece of the files.
+  @ protocol.barrier_tracker.rescale:_divided
+  ~ state._replace(state=data) => state
+other-parts-are-lost [feared; H52]
+  The states of parts without files are lost if the files of another one are divided.
+  @ protocol.barrier_tracker.rescale:_divided
+  F if others is not None:
+overlap-is-cut [feared; H52]
+  Two states with the same group are both restored.
+  @ protocol.key_groups:cut
+  F if first < covered:
+other-number-of-groups-is-cut [feared; H52]
+  States with different numbers of groups are cut as if they had one.
+  @ protocol.key_groups:cut
+  F if len(totals) > 1:
+groups-leave-without-their-cut [feared; H190]
+  A task is not told which groups of a state are its own.
+  @ protocol.wire.format:_packed_piece
+  ~ pack_piece(files, groups) => pack_piece(files, None)
+cut-is-not-stored [feared; H190]
+  A checkpoint forgets which groups of a state a subtask has yet to restore.
+  @ protocol.wire.checkpoint_format:_packed_files
+  ~ pack_piece(cast("StateHandle", files), groups) => pack_piece(cast("StateHandle", files), None)
+task-acknowledges-a-piece [feared; H62]
+  A task may store a piece in place of a state.
+  @ protocol.wire.state_handles:unpack_handle
+  F if groups is not None:
+one-piece-is-taken-whole [feared; H191]
+  A subtask that gets a part of one folder is not asked to drop the rest.
+  @ spark_bridge.subtask.state_files:Piece.is_whole
+  ~ self.groups is None or self.groups == (self.files.key_groups or ())[:2] => True
+number-of-groups-changes [feared; H52]
+  An operator stores with other key groups than it restored.
+  @ spark_bridge.subtask.state_files:TaskFiles._own_groups
+  F if self._key_groups not in (None, groups.count):
+merged-folders-stay [feared; H191]
+  The folders of pieces that were merged stay on the disk as long as the task runs.
+  @ spark_bridge.subtask.state_files:TaskFiles.merged
+  - shutil.rmtree(folder, ignore_errors=True)
+smallest-piece-first [feared; H191]
+  The largest piece is copied into the smallest one.
+  @ spark_bridge.subtask.parts:OperatorParts._restored_files
+  ~ reverse=True => reverse=False
+piece-replaces-the-state-of-its-part [feared; H52]
+  What a piece has in place of the state of another part replaces it.
+  @ spark_bridge.subtask.parts:OperatorParts._restored
+  T if groups is None:
+merge-keeps-other-groups [feared; H52]
+  A merge leaves keys of other subtasks, which come back later although their own subtask has deleted them.
+  @ spark_bridge.subtask.keyed_state:KeyedState.merge
+  - store.delete_range(high, _AFTER_ALL)
+merge-takes-too-much [feared; H52]
+  A merge takes all groups that follow in the folder of another subtask.
+  @ spark_bridge.subtask.keyed_state:_ingest
+  F if place >= high:
+keyed-state-takes-any-key [feared; H52]
+  A keyed state takes keys of other subtasks, which the next change of the parallelism loses.
+  @ spark_bridge.subtask.keyed_state:KeyedState._place
+  F if group not in self._own:
 """)

@@ -79,8 +79,8 @@ events-sent-not-restored [feared; H32]
 rescale-loses-held-events [feared; H52]
   With another parallelism, where the parts of two subtasks meet, the held events of one are lost.
   @ protocol.barrier_tracker.rescale:rescaled
-  - SubtaskSnapshot(states, (*mine.held, *part.held), earlier_input=earlier)
-  + SubtaskSnapshot(states, part.held, earlier_input=earlier)
+  - replace(part, states=tuple(whole), events_sent=())
+  + replace(part, states=tuple(whole), events_sent=(), held=() if old % parallelism in parts else part.held)
 does-not-compare [feared; H32]
   The tracker does not compare the two halves of a checkpoint.
   Argued: a second line of defence: nothing but another bug makes the two halves differ (upward-not-held and

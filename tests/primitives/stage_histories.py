@@ -366,7 +366,7 @@ def judge(checkpoint: CompletedCheckpoint) -> None:
     rows: list[Any] = []
     taken = 0
     for snapshot in checkpoint.subtask_states.values():
-        for _, state, _ in snapshot.states:
+        for _, state, *_ in snapshot.states:
             _, parts = split_states(state, known)
             rows += decode_event(parts["sink"])[0]
             taken += int(parts["double"])

@@ -116,7 +116,7 @@ class Sink(SubtaskOperator):
 
 def states_of(checkpoint: CompletedCheckpoint) -> Iterator[dict[str, bytes]]:
     for snapshot in checkpoint.subtask_states.values():
-        for _, state, _ in snapshot.states:
+        for _, state, *_ in snapshot.states:
             yield split_states(state, KNOWN)[1]
 
 

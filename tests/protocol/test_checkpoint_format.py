@@ -28,7 +28,7 @@ from protocol.wire.checkpoint_format import (
     encode_checkpoint,
 )
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
-from protocol.wire.state_handles import pack_handle
+from protocol.wire.state_handles import KeyGroupRange, pack_handle
 from protocol.wire.traces import join_traceparent
 from tests.protocol.test_state_handles import HANDLE, HANDLES
 
@@ -54,7 +54,9 @@ ENVELOPE = b"\x93\xc7\x00\x01"
 BYTES = st.binary(max_size=20) | st.binary(max_size=5).map(lambda data: ENVELOPE + data)
 PARTS = st.builds(
     SubtaskSnapshot,
-    st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20), st.none() | HANDLES), max_size=3).map(tuple),
+    st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20), st.none() | HANDLES, st.none()), max_size=3).map(
+        tuple
+    ),
     st.lists(st.builds(HeldEvent, NATURAL, BYTES, st.booleans(), st.integers(0, 2)), max_size=3).map(tuple),
     st.lists(NATURAL, max_size=3).map(positions),
     st.booleans(),
@@ -235,7 +237,7 @@ def test_the_head_alone_shows_another_length_or_another_kind(version: int) -> No
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
-    with pytest.raises(CheckpointTooNew, match=r"format 7, and this release reads 6: .*later one"):
+    with pytest.raises(CheckpointTooNew, match=r"format 8, and this release reads 7: .*later one"):
         decode_checkpoint(sealed(b"whatever it will be", version=FORMAT_VERSION + 1))
 
 
@@ -344,6 +346,18 @@ def test_the_files_of_a_state_are_in_the_sixth_format_and_only_there() -> None: 
     assert encode_checkpoint(SMALL)[11] == 1
     assert decode_checkpoint(data) == with_files
     assert list(msgpack_values(data))[8:16] == [0, 0, 2, 0, b"a", pack_handle(HANDLE), 4, b""]
+
+
+def test_key_groups_are_in_the_seventh_format_and_only_there() -> None:  # H50, H190
+    """An earlier release would give all groups to the subtask that has the state."""
+    divided = HANDLE._replace(key_groups=KeyGroupRange(8, 16, 64))
+    for groups in (None, (9, 12)):
+        stored = with_checkpoint(subtask_states={0: SubtaskSnapshot((SubtaskState(0, b"a", divided, groups),))})
+        data = encode_checkpoint(stored)
+        assert data[11] == 7
+        assert decode_checkpoint(data) == stored
+        with pytest.raises(CheckpointCorrupt, match="has key groups, which this format has not"):
+            decode_checkpoint(sealed(body_of(*msgpack_values(data)), version=6))
 
 
 @pytest.mark.parametrize("files", [b"\x01", bytes(80), "text", 7])

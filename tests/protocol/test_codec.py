@@ -48,7 +48,7 @@ SMALL = WireLimits(
     text_chars_max=30,
     held_events_max=3,
 )
-FILES = StateHandle("9-1-ab/0-100-cd-manifest", 4711, bytes(range(32)), 2**30, 12, (0, 128))
+FILES = StateHandle("9-1-ab/0-100-cd-manifest", 4711, bytes(range(32)), 2**30, 12)
 SAMPLES: tuple[m.Message, ...] = (
     m.EventMessage(7, 1, b"\xc0"),
     m.Confirm(7, 0),

@@ -54,11 +54,11 @@ from protocol.subtask.machine import SubtaskMachine, SubtaskStatus
 from protocol.subtask.outbound import SubtaskPhase
 from protocol.wire import messages as m
 from protocol.wire.messages import HeldEvent, OperatorPart, Register, RestoreMode, SubtaskState
-from protocol.wire.state_handles import StateHandle
+from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from tests.exploration.freezing import freeze
 
 HANDLE = StateHandle("7-1-ab/0-100-cd", 100, bytes(32), 2**20, 3)
-OTHER_HANDLE = HANDLE._replace(manifest="7-1-ab/1-101-cd", key_groups=(0, 8))
+OTHER_HANDLE = HANDLE._replace(manifest="7-1-ab/1-101-cd", key_groups=KeyGroupRange(0, 8, 16))
 HUGE = 2**63
 """One more than the largest number on the wire."""
 Pool = tuple[Iterable[Any], Iterable[Any]]

@@ -18,17 +18,22 @@ from protocol.wire.codec import FrameDecoder, decode_message, encode_message
 from protocol.wire.state_handles import (
     HANDLE_BYTES_MAX,
     KEY_GROUPS_MAX,
+    KeyGroupRange,
     StateHandle,
     check_file_name,
     pack_handle,
+    pack_piece,
     unpack_handle,
+    unpack_piece,
 )
 
-HANDLE = StateHandle("123-4-ab12cd34/17-2210-ff00aa11", 4711, bytes(range(32)), 2**33, 24, (0, 16))
+HANDLE = StateHandle("123-4-ab12cd34/17-2210-ff00aa11", 4711, bytes(range(32)), 2**33, 24)
+DIVIDED = HANDLE._replace(key_groups=KeyGroupRange(16, 48, 128))
 
 _PART = re.compile(r"[\w.=-]{0,8}[\w=-]", re.ASCII)
 _NAMES = st.lists(st.from_regex(_PART, fullmatch=True), min_size=1, max_size=5).map("/".join)
-_GROUPS = st.sets(st.integers(0, KEY_GROUPS_MAX), min_size=2, max_size=2).map(lambda two: (min(two), max(two)))
+_GROUPS = st.sets(st.integers(0, KEY_GROUPS_MAX - 1), min_size=3, max_size=3).map(sorted)
+_RANGES = _GROUPS.map(lambda three: KeyGroupRange(*three))
 HANDLES = st.builds(
     StateHandle,
     _NAMES,
@@ -36,7 +41,7 @@ HANDLES = st.builds(
     st.binary(min_size=32, max_size=32),
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**18),
-    st.none() | _GROUPS,
+    st.none() | _RANGES,
 )
 
 
@@ -58,7 +63,7 @@ def test_arbitrary_bytes_are_a_handle_or_refused(data: bytes) -> None:  # H62
         handle = unpack_handle(data)
     except ValueError:
         return
-    assert pack_handle(handle) == data
+    assert unpack_handle(pack_handle(handle)) == handle
 
 
 @pytest.mark.parametrize(
@@ -111,9 +116,10 @@ def test_a_name_below_the_folder_is_taken(name: str) -> None:
         ({"total_bytes": 2**63}, "the size of its files"),
         ({"files": 2**18 + 1}, "the number of its files"),
         ({"files": -1}, "the number of its files"),
-        ({"key_groups": (3, 3)}, "the end of its key groups"),
-        ({"key_groups": (0, 2**15 + 1)}, "the end of its key groups"),
-        ({"key_groups": (-1, 3)}, "the first of its key groups"),
+        ({"key_groups": KeyGroupRange(3, 3, 8)}, "the end of its key groups"),
+        ({"key_groups": KeyGroupRange(0, 9, 8)}, "the end of its key groups"),
+        ({"key_groups": KeyGroupRange(-1, 3, 8)}, "the first of its key groups"),
+        ({"key_groups": KeyGroupRange(0, 3, 2**15 + 1)}, "how many key groups there are"),
     ],
 )
 def test_a_handle_with_a_wrong_field_neither_leaves_nor_arrives(change: dict[str, Any], why: str) -> None:  # H62
@@ -121,18 +127,47 @@ def test_a_handle_with_a_wrong_field_neither_leaves_nor_arrives(change: dict[str
         pack_handle(HANDLE._replace(**change))
 
 
+@pytest.mark.parametrize("groups", [None, (16, 48), (17, 18), (47, 48)])
+def test_a_piece_comes_back_with_its_groups_and_differs_from_a_handle(groups: tuple[int, int] | None) -> None:  # H190
+    data = pack_piece(DIVIDED, groups)
+    assert unpack_piece(data) == (DIVIDED, groups)
+    if groups is None:
+        assert data == pack_handle(DIVIDED)
+    else:
+        with pytest.raises(ValueError, match="of a whole state, is one of a piece"):
+            unpack_handle(data)
+
+
+@pytest.mark.parametrize(
+    ("handle", "groups", "why"),
+    [
+        (DIVIDED, (15, 20), "the first key group that counts"),
+        (DIVIDED, (20, 49), "the end of the key groups that count"),
+        (DIVIDED, (20, 20), "the end of the key groups that count"),
+        (HANDLE, (0, 5), "must have key groups, because it is a piece"),
+    ],
+)
+def test_a_piece_has_only_groups_of_its_files(handle: StateHandle, groups: tuple[int, int], why: str) -> None:  # H62
+    with pytest.raises(ValueError, match=why):
+        pack_piece(handle, groups)
+
+
 def test_a_handle_of_another_version_or_length_is_refused() -> None:
     data = pack_handle(HANDLE)
-    with pytest.raises(ValueError, match="of version 1, is one of version 2"):
-        unpack_handle(b"\x02" + data[1:])
+    with pytest.raises(ValueError, match="of version 1 or 2, is one of version 3"):
+        unpack_handle(b"\x03" + data[1:])
     for wrong in (b"", data[:57], data + b"x" * 200):
-        with pytest.raises(ValueError, match="must have 58 to 257 bytes"):
+        with pytest.raises(ValueError, match="must have 58 to 263 bytes"):
             unpack_handle(wrong)
     wrong_size = data[:1] + bytes(8) + data[9:]
     with pytest.raises(ValueError, match="the size of its manifest"):
         unpack_handle(wrong_size)
+    assert unpack_handle(data[:53] + b"\0\x05\0\x06" + data[57:]) == HANDLE
+    divided = pack_handle(DIVIDED)
     with pytest.raises(ValueError, match="the end of its key groups"):
-        unpack_handle(data[:53] + b"\0\x05\0\0" + data[57:])
+        unpack_handle(divided[:53] + b"\0\x05\0\0" + divided[57:])
+    with pytest.raises(ValueError, match="must name its manifest"):
+        unpack_handle(divided[:63])
 
 
 def registered(*states: Any, files_from: Any = "") -> m.Registered:
@@ -141,7 +176,10 @@ def registered(*states: Any, files_from: Any = "") -> m.Registered:
 
 def test_the_files_of_each_state_arrive_with_what_a_task_restores() -> None:  # H190, H60
     said = registered(
-        m.SubtaskState(1, b"inline", HANDLE), m.SubtaskState(5, b""), files_from="s3://b/savepoint-x.state"
+        m.SubtaskState(1, b"inline", HANDLE),
+        m.SubtaskState(2, b"data", DIVIDED, (16, 20)),
+        m.SubtaskState(5, b""),
+        files_from="s3://b/savepoint-x.state",
     )
     (body,) = FrameDecoder().feed(encode_message(said))
     assert decode_message(body) == said
@@ -150,14 +188,14 @@ def test_the_files_of_each_state_arrive_with_what_a_task_restores() -> None:  # 
 @pytest.mark.parametrize(
     ("state", "why"),
     [
-        ((1, b"", b"\x01"), r"Registered\.states must have 58"),
-        ((1, b"", HANDLE._replace(size=0)), r"Registered\.states must say the size"),
-        ((1, b"", "files"), r"Registered\.states must be a StateHandle, is str"),
-        ((1, b""), r"Registered\.states must hold lists of 3: subtask, state, files"),
+        ((1, b"", b"\x01", None), r"Registered\.states must be a StateHandle, is bytes"),
+        ((1, b"", HANDLE._replace(size=0), None), r"Registered\.states must say the size"),
+        ((1, b"", "files", None), r"Registered\.states must be a StateHandle, is str"),
+        ((1, b"", None, (0, 1)), r"Registered\.states must be a StateHandle, is None"),
+        ((1, b""), r"Registered\.states must hold lists of 4: subtask, state, files, groups"),
     ],
 )
 def test_a_state_whose_files_are_not_a_handle_does_not_leave(state: Any, why: str) -> None:  # H62
-    why = why.replace("must have 58", "must be a StateHandle, is bytes")
     with pytest.raises(LocalProtocolError, match=why):
         encode_message(registered(state))
 

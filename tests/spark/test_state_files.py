@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from headgate import CheckpointFile
-from headgate.types import RestoredFiles, StateFiles
+from headgate import CheckpointFile, SubtaskOperator
+from headgate.types import KeyGroups, RestoredFiles, StateFiles
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
@@ -136,6 +141,59 @@ def test_a_database_survives_a_task_and_an_application(spark: SparkSession, tmp_
             coordinator.stop_all()
     assert outcome == [[(0, 306), (1, 1)]]
     assert coordinator.wrong == []
+
+
+GROUPS = KeyGroups(32)
+
+
+class KeyedCounts(SubtaskOperator):
+    """Counts its records by key, with a file for each key group. Yields all counts at the end."""
+
+    counts_records = False
+
+    def open(self, context: SubtaskContext, state: bytes | RestoredFiles | None) -> None:
+        self.folder = context.state_folder
+        own = GROUPS.range_of(context.subtask, context.parallelism)
+        assert {int(one.stem) for one in self.folder.iterdir()} <= {*own}
+
+    def merge_files(self, pieces: Sequence[RestoredFiles]) -> bytes:
+        for one in pieces:
+            for group in list(one.folder.iterdir()):
+                assert one.key_groups is not None
+                if int(group.stem) not in one.key_groups:
+                    group.unlink()
+                elif one is not pieces[0]:
+                    group.rename(pieces[0].folder / group.name)
+        return b""
+
+    def process(self, records: Iterator[tuple[str, None]]) -> Iterator[tuple[str, int]]:
+        for key, _ in records:
+            file = self.folder / f"{GROUPS.of(key)}.json"
+            counts = Counter(json.loads(file.read_text())) if file.exists() else Counter()
+            counts[key] += 1
+            file.write_text(json.dumps(counts))
+        for file in self.folder.iterdir():
+            yield from json.loads(file.read_text()).items()
+
+    def snapshot_state(self, checkpoint_id: int) -> StateFiles:
+        return StateFiles(self.folder, immutable=(), key_groups=GROUPS)
+
+
+@pytest.mark.long
+def test_each_application_may_have_another_parallelism(spark: SparkSession, tmp_path: Path) -> None:
+    """H52, H190: 4, 8, 3 and then 5 subtasks; nothing is lost or counted twice."""
+    random, model = Random(1), Counter[str]()
+    for n, parallelism in enumerate((4, 8, 3, 5)):
+        keys = [f"key {random.randrange(200)}" for _ in range(1000)]
+        model.update(keys)
+        rdd = spark.sparkContext.parallelize([(key, None) for key in keys], 2)
+        rdd = rdd.partitionBy(parallelism, partial(GROUPS.subtask_of, parallelism=parallelism))
+        with Sidecar(spark, SidecarConfig(storage=tmp_path / "storage")) as sidecar:
+            handle = sidecar.coordinate("counts", parallelism=parallelism, mode=STREAMING)
+            tasks = rdd.mapPartitions(handle.subtask(KeyedCounts))
+            counts = sidecar.run(tasks.collect, input_id=f"input {n}")
+        assert len(counts) == len(dict(counts))
+        assert dict(counts) == model
 
 
 def test_without_a_storage_the_task_says_what_to_set(spark: SparkSession) -> None:

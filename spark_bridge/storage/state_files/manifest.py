@@ -6,7 +6,7 @@ It is JSON, in exactly one notation: other bytes are not a manifest. Paths are t
 slashes, sorted. Names are those in the storage, relative to the folder of states. Several paths may have one name.
 
 ```
-{"files":[[PATH,SIZE,SHA256,NAME],...],"headgate":"state files","key_groups":[LOW,HIGH],"total":BYTES,"version":1}
+{"files":[[PATH,SIZE,SHA256,NAME],...],"headgate":"state files","key_groups":[FIRST,END,ALL],"total":BYTES,"version":1}
 ```
 """
 
@@ -17,7 +17,13 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from protocol.wire.state_handles import FILES_MAX, MANIFEST_BYTES_MAX, StateHandle, check_file_name
+from protocol.wire.state_handles import (
+    FILES_MAX,
+    MANIFEST_BYTES_MAX,
+    KeyGroupRange,
+    StateHandle,
+    check_file_name,
+)
 
 PATH_BYTES_MAX = 1_024
 _PART_BYTES_MAX = 255
@@ -33,7 +39,7 @@ class StoredFile(NamedTuple):
     name: str
 
 
-def encode_manifest(files: Iterable[StoredFile], key_groups: tuple[int, int] | None) -> bytes:
+def encode_manifest(files: Iterable[StoredFile], key_groups: KeyGroupRange | None) -> bytes:
     """The bytes of a manifest. Raises ``ValueError`` with the rest of a sentence if they would be refused."""
     listed = sorted(files)
     _check_files(listed)

@@ -72,7 +72,8 @@ def restore(
         if isinstance(error, OSError):
             raise StorageError(f"cannot restore a state into {into}: {describe(error)}") from error
         raise
-    return RestoredState(RestoredFiles(into, data, handle.key_groups), tuple(stored), found)
+    groups = None if handle.key_groups is None else range(handle.key_groups.first, handle.key_groups.end)
+    return RestoredState(RestoredFiles(into, data, groups), tuple(stored), found)
 
 
 def _make(into: Path) -> None:

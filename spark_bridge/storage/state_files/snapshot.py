@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol.describing import show
+from protocol.wire.state_handles import KeyGroupRange
 from spark_bridge.storage.errors import StorageError
-from spark_bridge.storage.state_files.values import KeyGroupRange, StateFiles
+from spark_bridge.storage.state_files.values import StateFiles
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -54,7 +55,7 @@ class Snapshot(NamedTuple):
     checkpoint_id: int
     folder: Path
     files: tuple[FrozenFile, ...]
-    key_groups: KeyGroupRange | None
+    key_groups: KeyGroupRange | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -77,7 +78,7 @@ def freeze(state: StateFiles, checkpoint_id: int, into: Path, *, owned: bool = F
     try:
         if owned:
             files = tuple(_as_it_is(source, state.immutable))
-            return Snapshot(checkpoint_id, Path(source), files, state.key_groups)
+            return Snapshot(checkpoint_id, Path(source), files)
         os.makedirs(into, mode=0o700)
         files = tuple(_frozen(source, str(into), state.immutable))
     except (OSError, StorageError) as error:
@@ -89,7 +90,7 @@ def freeze(state: StateFiles, checkpoint_id: int, into: Path, *, owned: bool = F
                 "the store write its own checkpoint into context.snapshot_folder(checkpoint_id)"
             ) from error
         raise
-    return Snapshot(checkpoint_id, into, files, state.key_groups)
+    return Snapshot(checkpoint_id, into, files)
 
 
 def _as_it_is(source: str, immutable: tuple[str, ...]) -> Iterator[FrozenFile]:

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.arguments import Rule, check_fields, checked_names, given
-from protocol.describing import show
-from protocol.wire.state_handles import KEY_GROUPS_MAX
+from protocol.key_groups import KeyGroups
 from spark_bridge.storage.errors import StorageError
-
-KeyGroupRange = tuple[int, int]
 
 _FOLDER = Rule("the path of a folder, as a str or a Path", lambda value: True)
 
@@ -38,8 +35,10 @@ class StateFiles:
     that was uploaded before is not read again. All others are copied, and read for each checkpoint. The folder must be
     on the same filesystem as ``context.state_folder``.
 
-    ``key_groups``: the first of the groups whose keys the state has, and the one after the last, from 0 to 32768; None
-    if the state is not divided into groups.
+    ``key_groups``: set it if the state has exactly the keys of the subtask's own groups,
+    ``key_groups.range_of(context.subtask, context.parallelism)``. Then a restart with another parallelism gives each
+    subtask its groups of each state that has some of them: see ``SubtaskOperator.merge_files``. None: the state is not
+    divided.
 
     It may be made in any thread, and is immutable.
 
@@ -50,7 +49,7 @@ class StateFiles:
     folder: str | os.PathLike[str]
     data: bytes = b""
     immutable: tuple[str, ...] = ("*.sst",)
-    key_groups: KeyGroupRange | None = None
+    key_groups: KeyGroups | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, folder=_FOLDER)
@@ -59,27 +58,20 @@ class StateFiles:
                 f"folder must be a folder that exists, is {given('folder', os.fspath(self.folder))}: create it before "
                 "you return it from snapshot_state"
             )
-        if self.key_groups is not None:
-            low, high = self.key_groups
-            if not 0 <= low < high <= KEY_GROUPS_MAX:
-                raise ValueError(
-                    f"key_groups must be the first group and the one after the last, from 0 to {KEY_GROUPS_MAX}, is "
-                    f"{show(self.key_groups)}"
-                )
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredFiles:
-    """A state in files, as ``open`` receives it.
+    """A state in files, as ``open`` and ``merge_files`` receive it.
 
-    ``folder``: it has all files of the state, byte for byte as they were at the checkpoint, each verified. It is
-    ``context.state_folder``, and the task may change it. ``data`` and ``key_groups``: as they were given to
-    ``StateFiles``.
+    ``folder``: it has all files of the state, byte for byte as they were at the checkpoint, each verified, and the task
+    may change it. In ``open``, it is ``context.state_folder``. ``data``: as it was given to ``StateFiles``.
+    ``key_groups``: those whose keys the subtask takes from this folder; None if the state is not divided.
     """
 
     folder: Path
     data: bytes = b""
-    key_groups: KeyGroupRange | None = None
+    key_groups: range | None = None
 
 
 def check_holds_files(url: str | None) -> None:

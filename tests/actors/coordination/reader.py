@@ -30,7 +30,7 @@ class ReaderTask(Task):
         self._asked = False
 
     def restore(self, registered: Registered) -> None:
-        for _, state, _ in registered.states:
+        for _, state, *_ in registered.states:
             done, pending = decode_event(state)
             self.done, self.pending = done, deque(pending)
 

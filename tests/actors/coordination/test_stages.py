@@ -668,7 +668,7 @@ async def test_what_a_stage_sends_behind_its_own_snapshot_is_behind_the_cut_of_t
         await world.settle()
         first = world.checkpoints[0]
         _, of_coordinators = split_states(first.coordinator_state, {"first", "second", COUNTERS})
-        ((_, state, _),) = first.subtask_states[0].states
+        ((_, state, *_),) = first.subtask_states[0].states
         _, of_task = split_states(state, {"first", "second", COUNTERS})
         assert (of_coordinators["first"], decode_event(of_task["first"])) == (b"0", [])
         (hearing, _) = task.stages.values()
@@ -730,6 +730,6 @@ async def test_what_is_sent_while_the_states_of_the_parts_are_joined_is_behind_t
         await world.settle()
         await world.checkpoint()
         await world.settle()
-        ((_, state, _),) = world.checkpoints[0].subtask_states[0].states
+        ((_, state, *_),) = world.checkpoints[0].subtask_states[0].states
         assert split_states(state, {"items", COUNTERS})[0] == b"0", "the state of the coordinator has sent nothing"
         assert task.outcome == "success"

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from protocol.errors import LocalProtocolError
 from protocol.file_retention import LAST_STATE, origin_of
+from protocol.key_groups import KeyGroups
 from protocol.wire.framing import WireLimits
 from protocol.wire.messages import (
     AttemptEnded,
@@ -34,7 +35,7 @@ from protocol.wire.messages import (
     StateStored,
     SubtaskState,
 )
-from protocol.wire.state_handles import StateHandle
+from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from spark_bridge.common.endpoint import StateStorage
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.files import Files
@@ -725,13 +726,159 @@ def test_a_state_that_was_bytes_is_restored_as_bytes(peer: Peer, storage: StateS
     end(peer, connection, task, 1)
 
 
-def test_states_in_files_of_several_subtasks_are_refused_with_what_to_do(
-    peer: Peer, storage: StateStorage, kept: StateHandle
-) -> None:
+def test_a_state_of_bytes_beside_one_in_files_is_refused(peer: Peer, storage: StateStorage, kept: StateHandle) -> None:
     task = peer.start(Keeper(), state_storage=storage)
     connection = peer.register(checkpoint_id=6, states=(SubtaskState(6, b"b"), SubtaskState(2, b"a", kept)))
-    assert "the states of subtasks 2, 6 for one subtask" in connection.finish().failure
+    assert "a state in files and one of bytes for one subtask" in connection.finish().failure
     with pytest.raises(LocalProtocolError, match="restore with the parallelism that it was taken with"):
+        raise task.error()
+
+
+def test_an_empty_state_beside_one_in_files_is_none(peer: Peer, storage: StateStorage, kept: StateHandle) -> None:
+    answer = {"checkpoint_id": 6, "states": (SubtaskState(6, b""), SubtaskState(2, b"beside", kept))}
+    task, connection = peer.run(keeper := Keeper(), state_storage=storage, answer=answer)
+    assert keeper.kept == FILES
+    end(peer, connection, task, 1)
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------------
+
+
+class Merger(Keeper):
+    """Moves the files of all pieces into the first one."""
+
+    def merge_files(self, pieces: Sequence[RestoredFiles]) -> bytes:
+        self.pieces = [(content_of(one.folder), one.data, one.key_groups) for one in pieces]
+        self.folders = [one.folder for one in pieces]
+        for n, one in enumerate(pieces[1:]):
+            for path in content_of(one.folder):
+                (one.folder / path).rename(pieces[0].folder / f"{n}-{Path(path).name}")
+        return b" and ".join(one.data for one in pieces)
+
+
+@pytest.fixture
+def divided(storage: StateStorage, tmp_path: Path) -> list[StateHandle]:
+    """The states of two subtasks of two, with 2 and 11 bytes, in the groups 0 to 3 and 4 to 7."""
+    handles = []
+    for n, content in enumerate((b"0s", b"larger ones")):
+        folder = tmp_path / f"before-{n}"
+        folder.mkdir()
+        (folder / f"{n}.sst").write_bytes(content)
+        uploader = StateUploader(
+            folder_of(storage), tmp_path / f"private-{n}", epoch=2, token="cd", subtask=n, task_attempt_id=5
+        )
+        snapshot = uploader.freeze(StateFiles(folder), 6)
+        handles.append(uploader.upload(snapshot._replace(key_groups=KeyGroupRange(4 * n, 4 * n + 4, 8))))
+    return handles
+
+
+def test_pieces_are_merged_before_open(
+    peer: Peer, storage: StateStorage, divided: list[StateHandle], executor: Path
+) -> None:
+    """H52, H191: the largest one first, each with its own groups; ``open`` has one state, and nothing else is left."""
+    states = tuple(SubtaskState(n, b"%d" % n, one, (4 * n, 4 * n + 4)) for n, one in enumerate(divided))
+    answer = {"checkpoint_id": 6, "states": states}
+    task, connection = peer.run(keeper := Merger(), state_storage=storage, answer=answer)
+    assert keeper.pieces == [
+        ({"1.sst": b"larger ones"}, b"1", range(4, 8)),
+        ({"0.sst": b"0s"}, b"0", range(4)),
+    ]
+    assert keeper.kept == {"1.sst": b"larger ones", "0-0.sst": b"0s"}
+    own = KeyGroups(8).range_of(keeper.context.subtask, keeper.context.parallelism)
+    assert keeper.restored == RestoredFiles(keeper.context.state_folder, b"1 and 0", own)
+    assert [one.exists() for one in keeper.folders] == [True, False]
+    end(peer, connection, task, 1)
+    assert list(executor.iterdir()) == []
+
+
+def test_the_part_of_a_piece_that_counts_decides_which_is_first(
+    peer: Peer, storage: StateStorage, divided: list[StateHandle]
+) -> None:
+    states = (SubtaskState(0, b"0", divided[0], (0, 4)), SubtaskState(1, b"1", divided[1], (7, 8)))
+    answer = {"checkpoint_id": 6, "states": (*states, SubtaskState(1, b"1", divided[1], (4, 5)))}
+    task, connection = peer.run(keeper := Merger(), state_storage=storage, answer=answer)
+    assert [groups for _, _, groups in keeper.pieces] == [range(7, 8), range(4, 5), range(4)]  # 2.75 bytes, and 2
+    end(peer, connection, task, 1)
+
+
+def test_one_piece_with_more_than_its_groups_is_cut_and_a_whole_one_is_not(
+    peer: Peer, storage: StateStorage, divided: list[StateHandle]
+) -> None:
+    """H52, H191."""
+    for groups, merged in (((4, 6), True), ((4, 8), False)):
+        answer = {"checkpoint_id": 6, "states": (SubtaskState(1, b"1", divided[1], groups),)}
+        task, connection = peer.run(keeper := Merger(), state_storage=storage, answer=answer)
+        assert hasattr(keeper, "pieces") is merged
+        if merged:
+            assert keeper.pieces == [({"1.sst": b"larger ones"}, b"1", range(4, 6))]
+        end(peer, connection, task, 1)
+
+
+def test_folders_without_groups_are_merged_too(peer: Peer, storage: StateStorage, kept: StateHandle) -> None:
+    answer = {"checkpoint_id": 6, "states": (SubtaskState(2, b"b", kept), SubtaskState(6, b"a", kept))}
+    task, connection = peer.run(keeper := Merger(), state_storage=storage, answer=answer)
+    assert keeper.pieces == [(FILES, b"b", None), (FILES, b"a", None)]
+    assert keeper.restored == RestoredFiles(keeper.context.state_folder, b"b and a")
+    end(peer, connection, task, 1)
+
+
+def test_pieces_are_refused_before_the_download_if_nothing_can_merge_them(
+    peer: Peer, storage: StateStorage, divided: list[StateHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StateFolder, "verified", lambda *arguments: pytest.fail("downloaded"))
+    task = peer.start(keeper := Keeper(), state_storage=storage)
+    connection = peer.register(checkpoint_id=6, states=(SubtaskState(1, b"1", divided[1], (4, 6)),))
+    assert "Define Keeper.merge_files(self, pieces)" in connection.finish().failure
+    assert isinstance(task.error(), TypeError)
+    assert keeper.calls == ["close"]
+
+
+def test_a_merge_that_returns_no_bytes_fails_the_task(
+    peer: Peer, storage: StateStorage, divided: list[StateHandle]
+) -> None:  # H46
+    class Forgetful(Merger):
+        def merge_files(self, pieces: Sequence[RestoredFiles]) -> Any:
+            super().merge_files(pieces)
+
+    task = peer.start(Forgetful(), state_storage=storage)
+    connection = peer.register(checkpoint_id=6, states=(SubtaskState(1, b"1", divided[1], (4, 6)),))
+    assert "Forgetful.merge_files must return bytes, not NoneType" in connection.finish().failure
+    assert isinstance(task.error(), TypeError)
+
+
+class Grouped(Merger):
+    """Its state has key groups. ``count``: how many."""
+
+    count = 8
+
+    def snapshot_state(self, checkpoint_id: int) -> StateFiles:  # type: ignore[override]
+        return StateFiles(self.context.state_folder, b"beside", key_groups=KeyGroups(self.count))
+
+
+def test_a_state_with_key_groups_has_those_of_its_subtask(peer: Peer, storage: StateStorage) -> None:
+    task, connection = peer.run(keeper := Grouped(), state_storage=storage)
+    ask_for_snapshot(connection, 1, 7)
+    own = KeyGroups(8).range_of(keeper.context.subtask, keeper.context.parallelism)
+    assert connection.next_item(StateStored).handle.key_groups == KeyGroupRange(own.start, own.stop, 8)
+    end(peer, connection, task, 3)
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [(16, "the restored state has 8 key groups, .* so use KeyGroups\\(8\\)"), (1, "the restored state has 8")],
+)
+def test_the_number_of_key_groups_cannot_change(
+    peer: Peer, storage: StateStorage, divided: list[StateHandle], count: int, problem: str
+) -> None:
+    """H52: the keys of this subtask would belong to groups of others."""
+    keeper = Grouped()
+    keeper.count = count
+    answer = {"checkpoint_id": 6, "states": (SubtaskState(1, b"1", divided[1]),)}
+    task, connection = peer.run(keeper, state_storage=storage, answer=answer)
+    connection.close_for(1, 7)
+    connection.send(barrier(2, 7, 0))
+    connection.finish()
+    with pytest.raises(ValueError, match=problem):
         raise task.error()
 
 
@@ -764,8 +911,7 @@ def test_a_named_part_may_have_the_files(peer: Peer, storage: StateStorage, tmp_
 
 
 def test_files_of_a_part_that_is_gone_are_not_dropped(peer: Peer, storage: StateStorage, kept: StateHandle) -> None:
-    from protocol.parts import join_states
-    from spark_bridge.subtask.parts import FILES_OF
+    from protocol.parts import FILES_OF, join_states
 
     task = peer.start(Keeper(), state_storage=storage)
     connection = peer.register(**restoring(kept, join_states(b"", {FILES_OF: b"store"})))
