@@ -825,7 +825,7 @@ def test_folders_without_groups_are_merged_too(peer: Peer, storage: StateStorage
 def test_pieces_are_refused_before_the_download_if_nothing_can_merge_them(
     peer: Peer, storage: StateStorage, divided: list[StateHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StateFolder, "verified", lambda *arguments: pytest.fail("downloaded"))
+    monkeypatch.setattr(StateFolder, "read_manifest", lambda *arguments: pytest.fail("downloaded"))
     task = peer.start(keeper := Keeper(), state_storage=storage)
     connection = peer.register(checkpoint_id=6, states=(SubtaskState(1, b"1", divided[1], (4, 6)),))
     assert "Define Keeper.merge_files(self, pieces)" in connection.finish().failure
