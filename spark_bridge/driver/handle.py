@@ -149,6 +149,11 @@ class OperatorHandle(StaysOnDriver, Generic[Received, Sent]):
         of_parts = [make.func for make in self._task_parts.values() if isinstance(make, partial)]
         return [*(one for one in of_parts if getattr(one, "goes_on_after_restore", False)), self._made_by]
 
+    @property
+    def _makers_by_part(self) -> dict[str, object]:
+        """What makes the operators of the parts, as far as is known here; that of the user's own has the name ""."""
+        return {"": self._made_by, **self._task_parts}
+
     def __repr__(self) -> str:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
 

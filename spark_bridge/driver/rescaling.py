@@ -10,7 +10,8 @@ before anything is stopped.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import getattr_static
@@ -26,7 +27,8 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.describing import describe
 from protocol.errors import LocalProtocolError
-from protocol.wire.messages import RestoreMode
+from protocol.parts import FILES_OF, split_states
+from protocol.wire.messages import RestoreMode, SubtaskState
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.errors import NotSettled, SidecarError
 from spark_bridge.driver.actions import Actions
@@ -35,7 +37,7 @@ from spark_bridge.driver.operators import Operator, Operators, WholeCalls
 from spark_bridge.primitives.chain import Composed
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["Rescaling", "counts_records"]
+__all__ = ["Rescaling", "counts_records", "lacks_merge"]
 
 log = get_logger("headgate.operators")
 
@@ -143,6 +145,11 @@ class Rescaling:
                 "Wait until the run has ended, or let the records come from a source in a chain or from a work queue. "
                 "If its state does not depend on which records were processed, set counts_records = False in the class"
             )
+        if operator.handle is not None and (lacks := lacks_merge(cut, operator.handle._makers_by_part)):
+            raise SidecarError(
+                f"operator {operator_id!r} cannot be rescaled to {parallelism}: {lacks.partition('.')[0]} has states "
+                f"that would meet in one subtask. Define {lacks}, or keep the parallelism"
+            )
 
     async def _end_run(self, operator_id: str, parallelism: int, timeout_s: float) -> None:
         """End the jobs of the operator's run. Raises ``SidecarError`` if the operator has to stay as it is."""
@@ -224,6 +231,42 @@ def counts_records(makers: Iterable[object]) -> str:
         if kind.goes_on_after_restore:
             return ""
     return ""
+
+
+def lacks_merge(cut: CompletedCheckpoint, makers: Mapping[str, object]) -> str:
+    """Return the method that a task would need and its class does not define, or "" (H52).
+
+    ``makers`` make the operators of the parts, by the parts' names. What is not made by a class is not looked at.
+    """
+    for part in cut.subtask_states.values():
+        with suppress(LocalProtocolError):  # it has the state of a part that is gone, and the task says so
+            for name, method in _merges(part.states, makers):
+                made_by = makers.get(name)
+                kind = made_by.func if isinstance(made_by, partial) else made_by
+                if isinstance(kind, type) and getattr(kind, method, None) is getattr(SubtaskOperator, method):
+                    return f"{kind.__qualname__}.{method}"
+    return ""
+
+
+def _merges(states: Iterable[SubtaskState], names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The parts that have to merge what one subtask gets, each with the method that does it."""
+    in_bytes: dict[str, list[bytes]] = {}
+    pieces: dict[str, list[SubtaskState]] = {}
+    for one in states:
+        own, parts = split_states(one.state, {*names, FILES_OF})
+        of_files = parts.pop(FILES_OF, b"").decode()
+        for name, state in {"": own, **parts}.items() if one.groups is None else ():  # a piece has nothing of others
+            if one.files is None or name != of_files:
+                in_bytes.setdefault(name, []).append(state)
+        if one.files is not None:
+            pieces.setdefault(of_files, []).append(one)
+    for name, found in in_bytes.items():
+        if len(found) > 1 and any(found):
+            yield name, "merge_states"
+    for name, (first, *others) in pieces.items():
+        groups = None if first.files is None else first.files.key_groups
+        if others or (groups is not None and first.groups not in (None, groups[:2])):
+            yield name, "merge_files"
 
 
 def _counts(kind: type[SubtaskOperator]) -> bool:

@@ -308,7 +308,8 @@ class Sidecar(PartFactories):
         nothing changes, and afterwards the change is completed.
 
         Raises ``SidecarError``, before anything is stopped: in batch mode; for a run whose action was not given to
-        ``run``; for an operator whose state counts Spark's records, during its run; if another change is under way.
+        ``run``; for an operator whose state counts Spark's records, during its run; for one whose states would meet and
+        whose class does not merge them; if another change is under way.
         ``CheckpointFailed`` and ``AskTimeout`` come from the checkpoint. With each of them, the parallelism and the run
         stay as they are. If the operator cannot start with the new parallelism, as for a ``Group`` that is too large,
         this raises why, and it continues with the old one.

@@ -168,6 +168,9 @@ def test_an_action_of_the_users_is_called_again_and_reads_the_new_parallelism(sp
         coordinator.wait_for(ready(1))
         sidecar.rescale("op", 2)
         coordinator.wait_for(ready(3))
+        with pytest.raises(SidecarError, match=r"Define Uncounted\.merge_states, or keep the parallelism"):
+            sidecar.rescale("op", 1)
+        assert handle.parallelism == 2
         coordinator.stop_all()
         assert len(running.result()) == 2
     assert called == [1, 2]

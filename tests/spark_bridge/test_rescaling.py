@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -13,11 +14,16 @@ import pytest
 
 from actors.coordination import CheckpointFailed, CoordinatorContext, OperatorCoordinator
 from protocol.attempts import RunEnded, RunStarted
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.barrier_tracker.rescale import rescaled
+from protocol.parts import join_states
 from protocol.restart import FixedDelay
+from protocol.wire.messages import SubtaskState
+from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.errors import CoordinatorStartError, SidecarError
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.rescaling import counts_records
+from spark_bridge.driver.rescaling import counts_records, lacks_merge
 from spark_bridge.driver.restarts import Restarter
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.storage import MemoryStorage, StorageError
@@ -239,3 +245,53 @@ class Asks(SubtaskOperator):
 )
 def test_what_counts_records_is_known_without_an_instance_or_not_at_all(makers: list[object], found: str) -> None:
     assert counts_records(makers) == found
+
+
+class Keeps(SubtaskOperator):
+    def __init__(self, number: int = 0) -> None: ...
+
+
+def make_one() -> SubtaskOperator:
+    return Keeps()
+
+
+class Merges(Keeps):
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        return b"".join(states.values())
+
+    def merge_files(self, pieces: Any) -> bytes:
+        return b""
+
+
+def in_files(first: int, end: int, total: int = 8) -> StateHandle:
+    return StateHandle("1-e-t/0-1-n-1", 1, bytes(32), 1, 1, KeyGroupRange(first, end, total))
+
+
+def met(before: dict[int, SubtaskState], parallelism: int, makers: dict[str, object]) -> str:
+    states = {subtask: SubtaskSnapshot((state,)) for subtask, state in before.items()}
+    checkpoint = CompletedCheckpoint(1, len(before), b"", states)
+    return lacks_merge(rescaled(checkpoint, parallelism), makers)
+
+
+@pytest.mark.parametrize(
+    ("state", "parallelism", "lacks"),
+    [
+        (lambda subtask: SubtaskState(subtask, b"x"), 1, "merge_states"),
+        (lambda subtask: SubtaskState(subtask, b""), 1, ""),
+        (lambda subtask: SubtaskState(subtask, b"x"), 4, ""),
+        (lambda subtask: SubtaskState(subtask, b"", in_files(4 * subtask, 4 * subtask + 4)), 1, "merge_files"),
+        (lambda subtask: SubtaskState(subtask, b"", in_files(4 * subtask, 4 * subtask + 4)), 4, "merge_files"),
+        (lambda subtask: SubtaskState(subtask, join_states(b"", {"stage": b"x"})), 1, "merge_states of stage"),
+    ],
+    ids=["bytes", "no bytes", "more subtasks", "files", "a part of files", "a stage"],
+)
+def test_states_that_would_meet_without_a_method_that_merges_them_are_found(
+    state: Callable[[int], SubtaskState], parallelism: int, lacks: str
+) -> None:  # H52
+    before = {subtask: state(subtask) for subtask in range(2)}
+    method, _, stage = lacks.partition(" of ")
+    for kind, expected in ((Keeps, f"Keeps.{method}" if method else ""), (Merges, "")):
+        for made_by in (kind, partial(kind, 1)):
+            makers: dict[str, object] = {stage: made_by} if stage else {"": made_by, "stage": Merges}
+            assert met(before, parallelism, makers) == expected
+    assert met(before, parallelism, {"": make_one, "stage": None}) == "", "nothing is known of these"
