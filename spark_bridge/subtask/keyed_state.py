@@ -81,9 +81,15 @@ class KeyedState:
         """Yield the keys with their values, in the order of the keys: integers, bytes, texts, tuples.
 
         ``prefix``: only texts or bytes that begin with it, or tuples whose first elements it has. ``group``: only keys
-        of this group; by default those of all groups of the subtask. What changes meanwhile is not seen.
+        of this group, which must be one of the subtask's; by default those of all of them. What changes meanwhile is
+        not seen.
         """
         start = b"" if prefix is None else encode_key(prefix)
+        if group is not None and group not in self._own:
+            raise ValueError(
+                f"subtask {self._context.subtask} has the key groups from {self._own.start} to {self._own.stop - 1}, "
+                f"and not {group!r:.100}: scan one of these"
+            )
         groups = self._own if group is None else [group]
         for place, found in heapq.merge(*(self._scan(one, start) for one in groups)):
             if not self._is_over(found):
@@ -170,7 +176,11 @@ def _opened(folder: Path) -> Any:
 
 def _ends(piece: RestoredFiles) -> tuple[bytes, bytes]:
     groups = piece.key_groups
-    assert groups is not None
+    if groups is None:
+        raise TypeError(
+            "KeyedState.merge got a state without key groups, which KeyedState.snapshot did not make: restore it with "
+            "the parallelism that it was taken with"
+        )
     return groups.start.to_bytes(2, "big"), groups.stop.to_bytes(2, "big")
 
 

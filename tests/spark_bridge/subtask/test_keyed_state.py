@@ -166,6 +166,21 @@ def test_a_key_of_another_subtask_is_refused(tmp_path: Path) -> None:  # H52
     state.close()
 
 
+@pytest.mark.parametrize("group", [3, 8, -1, 16, 99_999, "4"])
+def test_a_scan_of_the_group_of_another_subtask_is_refused(tmp_path: Path, group: Any) -> None:  # H52
+    """It would find nothing, whatever that subtask has."""
+    state = a_state(tmp_path, Clock(), subtask=1, parallelism=4)
+    with pytest.raises(ValueError, match="subtask 1 has the key groups from 4 to 7"):
+        list(state.scan(group=group))
+    state.close()
+
+
+def test_a_merge_of_states_without_key_groups_says_what_to_do(tmp_path: Path) -> None:  # H52
+    a_state(tmp_path, Clock()).close()
+    with pytest.raises(TypeError, match="without key groups"):
+        KeyedState.merge([RestoredFiles(tmp_path / "state", b"", None)])
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings"), [(("a", "text"), {}), (("a", b""), {"ttl_s": 0}), (("a", b""), {"ttl": 5})]
 )
