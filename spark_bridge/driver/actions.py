@@ -105,7 +105,8 @@ class ActionMarks:
             except Exception as error:  # the context has stopped, and no job starts any more
                 log.debug("jobs of action not forbidden", error=describe(error))
             else:
-                self._forbidden[action_id] = before
+                # The second time, ``before`` is the cancelled group, in which the thread would stay.
+                self._forbidden.setdefault(action_id, before)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocol.describing import type_name
+from protocol.describing import show, type_name
 from protocol.key_groups import Key, KeyGroups, decode_key, encode_key
 from spark_bridge.common.extras import require
 from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
@@ -52,6 +52,10 @@ class KeyedState:
     def __init__(
         self, context: SubtaskContext[Any], groups: KeyGroups, *, now: Callable[[], float] = time.time
     ) -> None:
+        if not isinstance(groups, KeyGroups):
+            raise TypeError(
+                f"groups must be KeyGroups(...), is {show(groups)}, which is of the type {type_name(groups)}"
+            )
         self._context, self._groups, self._now = context, groups, now
         self._own = groups.range_of(context.subtask, context.parallelism)
         self._store = _opened(context.state_folder / FOLDER)
@@ -60,8 +64,11 @@ class KeyedState:
         """Set the value of a key. ``ttl_s``: after so many seconds it is as if it had been deleted. None: never."""
         if type(value) is not bytes:
             raise TypeError(f"value must be bytes, is of the type {type_name(value)}: encode it first")
-        if ttl_s is not None and not 0 < ttl_s < _TTL_S_MAX:
-            raise ValueError(f"ttl_s must be a positive number of seconds, is {ttl_s!r}")
+        if ttl_s is not None:
+            if type(ttl_s) not in (int, float):
+                raise TypeError(f"ttl_s must be a number of seconds or None, is of the type {type_name(ttl_s)}")
+            if not 0 < ttl_s < _TTL_S_MAX:
+                raise ValueError(f"ttl_s must be a positive number of seconds, is {ttl_s!r}")
         place = self._place(key)
         expires = _NEVER if ttl_s is None else self._milliseconds(ttl_s).to_bytes(_TIME_BYTES, "big")
         self._store[place] = expires + value
@@ -81,9 +88,15 @@ class KeyedState:
         """Yield the keys with their values, in the order of the keys: integers, bytes, texts, tuples.
 
         ``prefix``: only texts or bytes that begin with it, or tuples whose first elements it has. ``group``: only keys
-        of this group; by default those of all groups of the subtask. What changes meanwhile is not seen.
+        of this group, which must be one of the subtask's; by default those of all of them. What changes meanwhile is
+        not seen.
         """
         start = b"" if prefix is None else encode_key(prefix)
+        if group is not None and group not in self._own:
+            raise ValueError(
+                f"subtask {self._context.subtask} has the key groups from {self._own.start} to {self._own.stop - 1}, "
+                f"and not {group!r:.100}: scan one of these"
+            )
         groups = self._own if group is None else [group]
         for place, found in heapq.merge(*(self._scan(one, start) for one in groups)):
             if not self._is_over(found):
@@ -170,7 +183,11 @@ def _opened(folder: Path) -> Any:
 
 def _ends(piece: RestoredFiles) -> tuple[bytes, bytes]:
     groups = piece.key_groups
-    assert groups is not None
+    if groups is None:
+        raise TypeError(
+            "KeyedState.merge got a state without key groups, which KeyedState.snapshot did not make: restore it with "
+            "the parallelism that it was taken with"
+        )
     return groups.start.to_bytes(2, "big"), groups.stop.to_bytes(2, "big")
 
 

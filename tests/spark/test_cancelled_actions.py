@@ -19,6 +19,7 @@ from actors.threads import DRIVER
 from headgate import OperatorCoordinator, Sidecar
 from headgate.sources import DiscoveringSplitEnumerator
 from spark_bridge.common.errors import SidecarNotRunning
+from spark_bridge.driver.actions import ActionMarks
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.subtask import SplitReader
@@ -172,6 +173,26 @@ async def test_cancelled_action_submits_no_further_job(
         assert not ran(tmp_path)
         assert sc.getLocalProperty("spark.jobGroup.id") == group
         assert await sidecar.run(lambda: sc.parallelize([1], 1).collect()) == [1]
+
+
+@pytest.mark.parametrize("group", [None, "the user's"])
+def test_a_thread_whose_action_was_stopped_twice_starts_jobs_again_afterwards(
+    sc: SparkContext, group: str | None
+) -> None:  # H160
+    """By two changes of the parallelism before its first job has ended, or one and the end of the sidecar."""
+    before = sc.getLocalProperty("spark.jobGroup.id")
+    sc.setLocalProperty("spark.jobGroup.id", group)  # type: ignore[arg-type]  # None removes it
+    try:
+        marks = ActionMarks(sc)
+        with marks.marked("stopped twice"):
+            for reason in ("first", "second"):
+                marks.forbid("stopped twice", reason)
+                with pytest.raises(Exception, match="cancelled job group headgate-cancelled-stopped twice"):
+                    sc.parallelize([1], 1).count()
+        assert sc.getLocalProperty("spark.jobGroup.id") == group
+        assert sc.parallelize([1], 1).count() == 1
+    finally:
+        sc.setLocalProperty("spark.jobGroup.id", before)  # type: ignore[arg-type]
 
 
 def test_leaving_ends_queued_jobs_and_the_thread_that_waits_learns_that_the_sidecar_is_closed(

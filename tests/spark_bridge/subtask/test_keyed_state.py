@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from headgate import CheckpointConfig, OperatorCoordinator, SubtaskContext, SubtaskOperator
+from headgate import CheckpointConfig, OperatorCoordinator, SubtaskContext, SubtaskOperator, chain
 from headgate.testing import running_operator
 from headgate.types import KeyedState, KeyGroups, RestoredFiles, StateFiles
 from protocol.key_groups import Key, encode_key
+from tests.pages import FENCE, ROOT
 
 GROUPS = KeyGroups(16)
 DAY_S = 86_400.0
@@ -164,8 +166,30 @@ def test_a_key_of_another_subtask_is_refused(tmp_path: Path) -> None:  # H52
     state.close()
 
 
+@pytest.mark.parametrize("group", [3, 8, -1, 16, 99_999, "4"])
+def test_a_scan_of_the_group_of_another_subtask_is_refused(tmp_path: Path, group: Any) -> None:  # H52
+    """It would find nothing, whatever that subtask has."""
+    state = a_state(tmp_path, Clock(), subtask=1, parallelism=4)
+    with pytest.raises(ValueError, match="subtask 1 has the key groups from 4 to 7"):
+        list(state.scan(group=group))
+    state.close()
+
+
+def test_a_merge_of_states_without_key_groups_says_what_to_do(tmp_path: Path) -> None:  # H52
+    a_state(tmp_path, Clock()).close()
+    with pytest.raises(TypeError, match="without key groups"):
+        KeyedState.merge([RestoredFiles(tmp_path / "state", b"", None)])
+
+
 @pytest.mark.parametrize(
-    ("arguments", "settings"), [(("a", "text"), {}), (("a", b""), {"ttl_s": 0}), (("a", b""), {"ttl": 5})]
+    ("arguments", "settings"),
+    [
+        (("a", "text"), {}),
+        (("a", b""), {"ttl_s": 0}),
+        (("a", b""), {"ttl_s": "5"}),
+        (("a", b""), {"ttl_s": True}),
+        (("a", b""), {"ttl": 5}),
+    ],
 )
 def test_wrong_arguments_are_refused(tmp_path: Path, arguments: Any, settings: Any) -> None:  # H165
     state = a_state(tmp_path, Clock())
@@ -228,3 +252,55 @@ async def test_a_key_comes_once_in_seven_days_at_any_parallelism() -> None:
             for task in tasks:
                 outputs.update(task.outputs)
     assert outputs == expected
+
+
+def of_the_page() -> dict[str, Any]:
+    """The operators of the page, whose programs need RocksDB and so are not run with the others."""
+    page = (ROOT / "docs/how-to/keep-a-large-state.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in FENCE.finditer(page):
+        if block["remark"] == "not run" and "Keyed" in block["text"]:
+            exec(block["text"], names)
+    return names
+
+
+class Written(SubtaskOperator):
+    """Yields what it gets. Skips as many as it has yielded if all comes again, as sinks do."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.done = int(state or 0) if context.input_begins_again else 0
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for record in islice(records, self.done, None):
+            yield record
+            self.done += 1
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return b"%d" % self.done
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "outputs"),
+    [
+        ("Distinct", ["a", "b", "a", "c", "b"], ["a", "b", "c"]),
+        ("PerDay", [("a", 0), ("b", 0), ("a", 1), ("a", DAY_S), ("b", DAY_S)], [("a", 0, 2), ("b", 0, 1)]),
+    ],
+)
+async def test_the_stages_of_the_page_take_each_record_once_although_a_task_dies(
+    name: str, records: list[Any], outputs: list[Any]
+) -> None:
+    """H174: the records of Spark begin again, and the restored state has the first ones."""
+    stages = chain(kept=of_the_page()[name], written=Written)
+    for done in range(len(records) + 1):
+        async with running_operator(stages, mode="streaming", parallelism=1) as world:
+            task = await world.launch_operator(0)
+            task.feed(*records[:done])
+            await world.settle()
+            await world.checkpoint()
+            counted = list(task.outputs)
+            task.feed(*records[done:])
+            await world.settle()
+            await world.kill(task)
+            retried = await world.launch_operator(0, records=records)
+            assert retried.error is None
+            assert counted + retried.outputs == outputs, done
