@@ -27,6 +27,27 @@ ROUNDS = 60
 BATCH_S = 0.002
 
 
+@event_classes.event
+@dataclass
+class Split:
+    """A user's class of four fields."""
+
+    path: str
+    start: int
+    size: int
+    weight: float
+
+
+@event_classes.event
+@dataclass
+class Within:
+    split: Split
+    number: int
+
+
+SPLIT = Split("a/b", 1, 2, 3.0)
+
+
 def plain_events() -> Iterator[tuple[str, Any]]:
     """Events that plain msgpack can carry, by what they consist of."""
     yield "list of 4", ["split", 12345, 1.5, "." * 20]
@@ -50,30 +71,14 @@ def other_events() -> Iterator[tuple[str, Any, Any]]:
     now = datetime.now(UTC)
     yield "a datetime in a dict", {"at": now}, {"at": now.isoformat()}
     yield "tuple of 4", ("split", 12345, 1.5, "." * 20), ["split", 12345, 1.5, "." * 20]
-    split = Split("a/b", 1, 2, 3.0)
-    yield "dataclass of 4", split, list(astuple(split))
-    yield "20 of them", [split] * 20, [list(astuple(split))] * 20
-    yield "a dataclass in one", Within(split, 7), [list(astuple(split)), 7]
+    fields = list(astuple(SPLIT))
+    yield "dataclass of 4", SPLIT, fields
+    yield "20 of them", [SPLIT] * 20, [fields] * 20
+    yield "a dataclass in one", Within(SPLIT, 7), [fields, 7]
     yield "a NumPy number", np.int64(5), 5
     yield "a Decimal", Decimal("1.50"), "1.50"
     rows = [[f"k{number}", number, 1.5] for number in range(200)]
     yield "200 tuples of 3", [tuple(row) for row in rows], rows
-
-
-@event_classes.event
-@dataclass
-class Split:
-    path: str
-    start: int
-    size: int
-    weight: float
-
-
-@event_classes.event
-@dataclass
-class Within:
-    split: Split
-    number: int
 
 
 def best_of(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from actors import Actor, ActorContext, ActorSystem, MailboxConfig, Reply
+from benchmarks.codec import SPLIT
 from protocol.attempts import (
     AttemptAccepted,
     LedgerConfig,
@@ -45,7 +46,6 @@ from protocol.parts import PartTable
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
-from protocol.wire.event_classes import event
 from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import (
     CheckpointAcknowledged,
@@ -88,20 +88,6 @@ def event_value_encoded(steps: int) -> Step:
 
 def event_value_decoded(steps: int) -> Step:
     return lambda number: decode_event(PAYLOAD)
-
-
-@event
-@dataclass
-class Split:
-    """A user's class of four fields."""
-
-    path: str
-    start: int
-    size: int
-    weight: float
-
-
-SPLIT = Split("a/b", 1, 2, 3.0)
 
 
 def event_class_encoded(steps: int) -> Step:

@@ -160,18 +160,26 @@ class KeyGroups:
         self._check_parallelism(parallelism)
         if not 0 <= subtask < parallelism:
             raise ValueError(f"subtask must be from 0 to {parallelism - 1}, is {show(subtask)}")
-        return range(-(-subtask * self.count // parallelism), -(-(subtask + 1) * self.count // parallelism))
+        return _range_of(subtask, parallelism, self.count)
 
     def subtask_of(self, key: Key, parallelism: int) -> int:
         """Return the subtask that has a key. Raises as ``of`` and ``range_of`` do."""
         self._check_parallelism(parallelism)
-        return self.of(key) * parallelism // self.count
+        return _subtask_of(self.of(key), parallelism, self.count)
 
     def _check_parallelism(self, parallelism: int) -> None:
         if not 1 <= parallelism <= self.count:
             raise ValueError(
                 f"parallelism must be from 1 to {self.count}, the number of key groups, is {show(parallelism)}"
             )
+
+
+def _range_of(subtask: int, parallelism: int, count: int) -> range:
+    return range(-(-subtask * count // parallelism), -(-(subtask + 1) * count // parallelism))
+
+
+def _subtask_of(group: int, parallelism: int, count: int) -> int:
+    return group * parallelism // count
 
 
 def cut(pieces: Sequence[KeyGroupRange], parallelism: int) -> list[tuple[int, int, int, int]]:
@@ -196,7 +204,7 @@ def cut(pieces: Sequence[KeyGroupRange], parallelism: int) -> list[tuple[int, in
         if first < covered:
             raise ValueError(f"two of its states have key group {first}")
         covered = end
-        for subtask in range(first * parallelism // total, (end - 1) * parallelism // total + 1):
-            low, high = -(-subtask * total // parallelism), -(-(subtask + 1) * total // parallelism)
-            parts.append((subtask, index, max(first, low), min(end, high)))
+        for subtask in range(_subtask_of(first, parallelism, total), _subtask_of(end - 1, parallelism, total) + 1):
+            own = _range_of(subtask, parallelism, total)
+            parts.append((subtask, index, max(first, own.start), min(end, own.stop)))
     return parts

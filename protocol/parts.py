@@ -38,11 +38,12 @@ the files are that part's state.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import attrgetter
 from struct import Struct
 from struct import error as StructError
 
 from protocol.errors import LocalProtocolError
-from protocol.wire.messages import PARTS_MAX, HeldEvent, OperatorPart, Positions
+from protocol.wire.messages import PARTS_MAX, HeldEvent, OperatorPart, Positions, SubtaskState
 from protocol.wire.state import Steps, join_in_steps, run_steps
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "positions",
     "split_states",
     "split_states_in_steps",
+    "states_by_part",
 ]
 
 OWN_PART = 0
@@ -224,6 +226,30 @@ def split_states_in_steps(state: bytes, known: Container[str]) -> Steps[tuple[by
             'the checkpoint (restore="none")'
         )
     return main, {name: kept for name, kept in parts.items() if name in known}
+
+
+def states_by_part(
+    states: Iterable[SubtaskState], known: Iterable[str]
+) -> tuple[dict[str, dict[int, bytes]], dict[str, list[SubtaskState]]]:
+    """What a subtask restores, by the names of the parts, in the order of the subtasks that took it (H52).
+
+    First the states of bytes, by the subtask that took them; then those in files, each with the bytes that belong to
+    its files alone. The user's own part has the name "". Raises as ``split_states`` does for parts that are not
+    ``known``.
+    """
+    names = {*known, FILES_OF}
+    in_bytes: dict[str, dict[int, bytes]] = {}
+    in_files: dict[str, list[SubtaskState]] = {}
+    for one in sorted(states, key=attrgetter("subtask")):
+        own, parts = split_states(one.state, names)
+        of_files = parts.pop(FILES_OF, b"").decode()
+        parts[""] = own
+        if one.files is not None:
+            in_files.setdefault(of_files, []).append(one._replace(state=parts.pop(of_files, b"")))
+        if one.groups is None:  # a piece has nothing of other parts
+            for name, state in parts.items():
+                in_bytes.setdefault(name, {})[one.subtask] = state
+    return in_bytes, in_files
 
 
 class _Every:

@@ -25,16 +25,7 @@ from protocol.arguments import given
 from protocol.describing import describe, show
 from protocol.errors import HeadgateError
 
-__all__ = [
-    "NoFit",
-    "Registration",
-    "event",
-    "find",
-    "learn_failures",
-    "learn_modules",
-    "registered",
-    "registration_of",
-]
+__all__ = ["NoFit", "Registration", "event", "find", "learn_failures", "learn_modules", "registered", "registration_of"]
 
 C = TypeVar("C", bound=type)
 

@@ -64,7 +64,6 @@ _PLAIN = _SCALARS | _CONTAINERS
 """Types of which the garbage collector shows exactly what msgpack would visit."""
 _EVENT = "the event"
 """How texts name it, at their beginning."""
-"""How the event of a part begins. Its name follows as a msgpack string, then the event itself."""
 _MARK_FIRST = 0xC7
 _MARK_START = bytes((_MARK_FIRST, 0))
 _TIMESTAMP_CODE = b"\xff"
@@ -166,11 +165,10 @@ def _encode_otherwise(value: object, error: Exception, limits: WireLimits) -> by
 def _checked(value: Any, kind: type, limits: WireLimits) -> Any:
     """Check the counts of an event, and return what msgpack packs of it."""
     if kind not in _PLAIN or (kind is list and value and type(value[0]) not in _PLAIN):
+        # The class is the user's, or the value cannot be sent: then the check raises that again, and says where.
         try:
             form = _form_of(value, kind, limits)
-        except (
-            Exception
-        ):  # the class is the user's, or the value cannot be sent: the check raises it again, and says where
+        except Exception:
             form = None
         if form is not None:
             return form
@@ -182,7 +180,7 @@ def _form_of(value: Any, kind: type, limits: WireLimits) -> Any:
     """What msgpack packs of a leaf, of a value of a registered class, or of a list of these; None for anything else.
 
     It is within the limits. This spares a small event the look at its levels, and the calls from C for what msgpack
-    does not know: ``event_class`` in ``make instructions``. Raises what the class raises.
+    does not know: ``event_class_encoded`` in ``make instructions``. Raises what the class raises.
     """
     if kind is list:
         form = value[:]
@@ -648,10 +646,7 @@ def _decode_marked(data: bytes, limits: WireLimits) -> Any:
             pass  # it has other extension types, too, or is wrong
         else:
             if len(data) > limits.event_nesting_max:
-                for value in values:
-                    if type(value) not in _SCALARS:
-                        _check_nesting_of_all(values, limits)
-                        break
+                _check_nesting_of_all(values, limits)
             return tuple(values) if data[3] == _TUPLE_CODE else _build_registered(values)
     return _decode_extended(data, limits)
 

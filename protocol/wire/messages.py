@@ -40,6 +40,11 @@ class SubtaskState(NamedTuple):
     files: StateHandle | None = None
     groups: tuple[int, int] | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is in the files counts."""
+        return self.groups is None or self.files is None or self.groups == (self.files.key_groups or ())[:2]
+
 
 class HeldEvent(NamedTuple):
     """An event to the coordinator that a snapshot holds, with the subtask that first sent it (H31, H52).

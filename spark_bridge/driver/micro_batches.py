@@ -82,7 +82,7 @@ class MicroBatches:
 
     def check(self, operator_id: str) -> None:
         """Raise ``SidecarError`` if the operator cannot run in micro-batches."""
-        if self._operators.find(operator_id).mode is not RestoreMode.STREAMING:
+        if self._operators.find(operator_id).config.mode is not RestoreMode.STREAMING:
             raise SidecarError(
                 f"operator {operator_id!r} is in batch mode, which keeps nothing between runs: coordinate it with "
                 'mode="streaming", or pass your function to foreachBatch directly'

@@ -172,7 +172,6 @@ class Operator:
 
     tracker_ref: ActorRef[TrackerMessage]
     statistics: OperatorStatistics
-    mode: RestoreMode
     watch: CallWatch
     observed: ObservedOperator
     port: StoragePort
@@ -273,7 +272,7 @@ class Operators:
         )
         observed = ObservedOperator(tracker_ref, statistics, ports.watch, config.mode, config.parallelism)
         operator = self._operators[operator_id] = Operator(
-            tracker_ref, statistics, config.mode, ports.watch, observed, port, config, parts
+            tracker_ref, statistics, ports.watch, observed, port, config, parts
         )
         try:
             await checkpoint_if_cancelled()
@@ -587,7 +586,7 @@ class Operators:
                 why = self._operators[operator_id].watch.describe()
                 log.error("coordinator method wait abandoned", operator_id=operator_id, why=why)
                 self._stuck.add(operator_id)
-                if self._operators[operator_id].mode is RestoreMode.STREAMING:
+                if self._operators[operator_id].config.mode is RestoreMode.STREAMING:
                     found[operator_id] = why
                 return
             why = settled.uncommitted or settled.failed
@@ -619,7 +618,7 @@ class Operators:
             broken = await self._broken_with(operator, error)
             if broken is None:
                 raise
-            failed = str(broken) if operator.mode is RestoreMode.STREAMING else ""
+            failed = str(broken) if operator.config.mode is RestoreMode.STREAMING else ""
             return Settled(operator.statistics.last_completed_checkpoint_id, "", failed)
         return settled
 

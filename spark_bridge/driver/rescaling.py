@@ -27,7 +27,7 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.describing import describe
 from protocol.errors import LocalProtocolError
-from protocol.parts import FILES_OF, split_states
+from protocol.parts import states_by_part
 from protocol.wire.messages import RestoreMode, SubtaskState
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.common.errors import NotSettled, SidecarError
@@ -106,7 +106,7 @@ class Rescaling:
     def _refused_unless_possible(self, operator_id: str, operator: Operator, parallelism: int) -> OperatorConfig:
         """Return the settings of an operator whose parallelism can be changed. Raises ``SidecarError``."""
         config, compose = operator.config, operator.compose
-        if operator.mode is not RestoreMode.STREAMING or compose is None:
+        if config.mode is not RestoreMode.STREAMING or compose is None:
             raise SidecarError(
                 f"operator {operator_id!r} cannot be rescaled, because in batch mode nothing of a run is kept: "
                 'coordinate it with mode="streaming", or again with the other parallelism and replace=True after the '
@@ -223,8 +223,8 @@ def counts_records(makers: Iterable[object]) -> str:
     ``makers`` make the operators that feed each other, in this order. What only an instance says is not known.
     """
     for made_by in makers:
-        kind = made_by.func if isinstance(made_by, partial) else made_by
-        if not isinstance(kind, type) or not issubclass(kind, SubtaskOperator):
+        kind = _class_of(made_by)
+        if kind is None:
             return ""  # it may be a source, of which the others count the records
         if _counts(kind):
             return kind.__qualname__
@@ -241,32 +241,27 @@ def lacks_merge(cut: CompletedCheckpoint, makers: Mapping[str, object]) -> str:
     for part in cut.subtask_states.values():
         with suppress(LocalProtocolError):  # it has the state of a part that is gone, and the task says so
             for name, method in _merges(part.states, makers):
-                made_by = makers.get(name)
-                kind = made_by.func if isinstance(made_by, partial) else made_by
-                if isinstance(kind, type) and getattr(kind, method, None) is getattr(SubtaskOperator, method):
+                kind = _class_of(makers.get(name))
+                if kind is not None and getattr(kind, method) is getattr(SubtaskOperator, method):
                     return f"{kind.__qualname__}.{method}"
     return ""
 
 
 def _merges(states: Iterable[SubtaskState], names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The parts that have to merge what one subtask gets, each with the method that does it."""
-    in_bytes: dict[str, list[bytes]] = {}
-    pieces: dict[str, list[SubtaskState]] = {}
-    for one in states:
-        own, parts = split_states(one.state, {*names, FILES_OF})
-        of_files = parts.pop(FILES_OF, b"").decode()
-        for name, state in {"": own, **parts}.items() if one.groups is None else ():  # a piece has nothing of others
-            if one.files is None or name != of_files:
-                in_bytes.setdefault(name, []).append(state)
-        if one.files is not None:
-            pieces.setdefault(of_files, []).append(one)
+    in_bytes, in_files = states_by_part(states, names)
     for name, found in in_bytes.items():
-        if len(found) > 1 and any(found):
+        if len(found) > 1 and any(found.values()):
             yield name, "merge_states"
-    for name, (first, *others) in pieces.items():
-        groups = None if first.files is None else first.files.key_groups
-        if others or (groups is not None and first.groups not in (None, groups[:2])):
+    for name, pieces in in_files.items():
+        if len(pieces) > 1 or not pieces[0].is_whole:
             yield name, "merge_files"
+
+
+def _class_of(made_by: object) -> type[SubtaskOperator] | None:
+    """The class whose instance this makes; None if that is not known."""
+    kind = made_by.func if isinstance(made_by, partial) else made_by
+    return kind if isinstance(kind, type) and issubclass(kind, SubtaskOperator) else None
 
 
 def _counts(kind: type[SubtaskOperator]) -> bool:

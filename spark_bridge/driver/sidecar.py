@@ -312,8 +312,7 @@ class Sidecar(PartFactories):
         whose class does not merge them; if another change is under way. ``CheckpointFailed`` and ``AskTimeout`` come
         from the checkpoint. With each of them, the parallelism stays as it is, and so does the run, unless more
         checkpoints than ``tolerated_failures`` have failed in a row. If the operator cannot start with the new
-        parallelism, as for a ``Group`` that is too large,
-        this raises why, and it continues with the old one.
+        parallelism, as for a ``Group`` that is too large, this raises why, and it continues with the old one.
         """
 
     @_on_its_loop(SidecarRuntime.checkpoint)

@@ -311,9 +311,13 @@ _OPERATOR: tuple[Family[Operator], ...] = (
     _gauge(
         "last_checkpoint_uploaded_bytes",
         "status.last_checkpoint_uploaded_bytes",
-        "Of these files, the size of those that were uploaded for it.",
+        "Of the files of states that the last completed checkpoint has, the size of those that were uploaded for it.",
     ),
-    _count("uploaded_bytes_total", "uploaded_bytes", "The same of all completed checkpoints together."),
+    _count(
+        "uploaded_bytes_total",
+        "uploaded_bytes",
+        "The size of all files of states that were uploaded for completed checkpoints.",
+    ),
     _histogram("event_confirm_seconds", "status.confirm", "From an event's sending to its confirmation by the task."),
     _histogram("request_seconds", "status.request", "From the arrival of a task's request to its answer."),
     _histogram("checkpoint_seconds", "status.checkpoint", "From a checkpoint's trigger to its durable write."),

@@ -33,7 +33,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -42,7 +41,7 @@ from protocol.describing import a_type, name_of, show, type_name
 from protocol.errors import LocalProtocolError
 from protocol.file_retention import LAST_STATE
 from protocol.overrides import NeverCalled, errors_in_overrides, mentions, names_never_called
-from protocol.parts import FILES_OF, join_states, split_states
+from protocol.parts import FILES_OF, join_states, states_by_part
 from protocol.subtask.types import (
     MailboxAborted,
     MailboxBarrier,
@@ -52,7 +51,7 @@ from protocol.subtask.types import (
     MailboxStart,
 )
 from protocol.wire.codec import decode_event
-from protocol.wire.messages import Registered
+from protocol.wire.messages import Registered, SubtaskState
 from protocol.wire.traces import TRACED_FIRST, TRACED_START, split_traceparent
 from spark_bridge.common.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.context import Calls, Counters, SubtaskContext, index_of, to_one_that_asks
@@ -66,7 +65,6 @@ from spark_bridge.subtask.traces import inside_span
 if TYPE_CHECKING:
     from spark_bridge.storage.state_files.snapshot import Snapshot
     from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
-    from spark_bridge.subtask.state_files import Piece
 
 __all__ = [
     "COUNTERS",
@@ -258,19 +256,7 @@ class OperatorParts:
 
     def _restored(self, registered: Registered) -> dict[str, bytes | RestoredFiles]:
         """What each part restores: its only state, or what its ``merge_states`` makes of several (H52)."""
-        by_part: dict[str, dict[int, bytes]] = {}
-        pieces: dict[str, list[Piece]] = {}
-        for subtask, state, handle, groups in sorted(registered.states, key=attrgetter("subtask")):
-            own, parts = split_states(state, (*self.operators, FILES_OF))
-            of_files = parts.pop(FILES_OF, b"").decode()
-            parts[""] = own
-            if handle is not None:
-                from spark_bridge.subtask.state_files import Piece  # few tasks have files
-
-                pieces.setdefault(of_files, []).append(Piece(handle, groups, parts.pop(of_files, b"")))
-            if groups is None:  # a piece has nothing of other parts
-                for name, one in parts.items():
-                    by_part.setdefault(name, {})[subtask] = one
+        by_part, pieces = states_by_part(registered.states, self.operators)
         if self.stages and (any(by_part.pop("", {}).values()) or "" in pieces):
             raise LocalProtocolError(
                 "the checkpoint has a state of this subtask that belongs to no stage, so it is not that of a chain: "
@@ -295,7 +281,7 @@ class OperatorParts:
                 restored[name] = one
         return restored
 
-    def _restored_files(self, name: str, pieces: list[Piece], files_from: str) -> RestoredFiles:
+    def _restored_files(self, name: str, pieces: list[SubtaskState], files_from: str) -> RestoredFiles:
         """Restore the files of a part, before ``open``, into its folder."""
         operator, channel = self.operators[name], self._channel
 
@@ -308,8 +294,7 @@ class OperatorParts:
             return files.restore(part, pieces[0], files_from, stopped)
         if getattr(operator.merge_files, "__func__", None) is SubtaskOperator.merge_files:
             operator.merge_files(())  # which says that it is not defined, before anything is downloaded
-        pieces = sorted(pieces, key=lambda one: one.wanted_bytes(), reverse=True)
-        folders = [files.restore(part, one, files_from, stopped, n) for n, one in enumerate(pieces)]
+        folders = files.restore_pieces(part, pieces, files_from, stopped)
         with self.here():
             data = _checked_bytes(operator, "merge_files", operator.merge_files(folders))
         return files.merged(folders[0], data)

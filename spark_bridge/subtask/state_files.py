@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from protocol.describing import describe
 from protocol.file_retention import FileOrigin, file_name
 from protocol.key_groups import KeyGroups
+from protocol.wire.messages import SubtaskState
 from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from spark_bridge.common.endpoint import StateStorage, TaskEndpoint, TaskIdentity
 from spark_bridge.storage.errors import StorageError
@@ -31,32 +31,10 @@ from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles, c
 from spark_bridge.subtask.local_folder import LocalFolder
 from spark_bridge.subtask.uploads import Stopped, Upload
 
-__all__ = ["Piece", "TaskFiles"]
+__all__ = ["TaskFiles"]
 
 _STATE = "state-"
 _BESIDE = "beside-"
-
-
-class Piece(NamedTuple):
-    """What a subtask restores of a state in files: all of it, or some of its key ``groups``.
-
-    ``data``: the bytes that belong to the files.
-    """
-
-    files: StateHandle
-    groups: tuple[int, int] | None
-    data: bytes
-
-    @property
-    def is_whole(self) -> bool:
-        return self.groups is None or self.groups == (self.files.key_groups or ())[:2]
-
-    def wanted_bytes(self) -> float:
-        """About how large that is which counts here."""
-        if self.groups is None or self.files.key_groups is None:
-            return self.files.total_bytes
-        first, end, _ = self.files.key_groups
-        return self.files.total_bytes * (self.groups[1] - self.groups[0]) / (end - first)
 
 
 class TaskFiles:
@@ -147,14 +125,24 @@ class TaskFiles:
 
     # --- the restore ----------------------------------------------------------------------------------------------
 
-    def restore(self, part: int, piece: Piece, files_from: str, stopped: Stopped, beside: int = 0) -> RestoredFiles:
+    def restore_pieces(
+        self, part: int, pieces: Iterable[SubtaskState], files_from: str, stopped: Stopped
+    ) -> list[RestoredFiles]:
+        """Restore several states, or pieces of them, for ``merge_files``: first the one with the most that counts."""
+        largest_first = sorted(pieces, key=_bytes_that_count, reverse=True)
+        return [self.restore(part, one, files_from, stopped, number) for number, one in enumerate(largest_first)]
+
+    def restore(
+        self, part: int, piece: SubtaskState, files_from: str, stopped: Stopped, beside: int = 0
+    ) -> RestoredFiles:
         """Restore a state, or a piece of one, into the folder of its part, before that has it; or into one ``beside``
         it, which has a number above 0."""
         folder = self._savepoint(self._storage, files_from) if files_from else self._folder
         name = f"{_BESIDE}{part}-{beside}" if beside else f"{_STATE}{part}"
         left = self._left[0].path / name if self._left else None
         handle, groups = piece.files, piece.groups
-        restored = restore(folder, handle, self._local.path / name, data=piece.data, local=left, stopped=stopped)
+        assert handle is not None
+        restored = restore(folder, handle, self._local.path / name, data=piece.state, local=left, stopped=stopped)
         if not files_from and not beside:
             self._uploader.restored(restored)
         if handle.key_groups is not None:
@@ -236,3 +224,13 @@ class TaskFiles:
     def aborted(self, checkpoint_id: int) -> None:
         """The checkpoint is over."""
         self._uploader.aborted(checkpoint_id)
+
+
+def _bytes_that_count(piece: SubtaskState) -> float:
+    """About how large that is which counts here, of the files of a state."""
+    files, groups = piece.files, piece.groups
+    assert files is not None
+    if groups is None or files.key_groups is None:
+        return files.total_bytes
+    first, end, _ = files.key_groups
+    return files.total_bytes * (groups[1] - groups[0]) / (end - first)

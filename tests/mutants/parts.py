@@ -318,8 +318,8 @@ state-of-a-stage-is-not-restored-in-the-task [new; H80]
   ~ states.get(name) => None if name in self.stages else states.get(name)
 states-of-stages-are-not-merged [new; H80]
   With a lower parallelism, a stage gets the state of one subtask instead of all.
-  @ spark_bridge.subtask.parts:OperatorParts._restored
-  ~ by_part.setdefault(name, {})[subtask] = one => by_part[name] = {subtask: one}
+  @ protocol.parts:states_by_part
+  ~ in_bytes.setdefault(name, {})[one.subtask] = state => in_bytes[name] = {one.subtask: state}
 stages-are-cut-in-the-middle-of-a-record [new; H80]
   A snapshot is taken after any output of any stage.
   @ spark_bridge.subtask.parts:OperatorParts._consistent

@@ -195,7 +195,7 @@ group-forgets-the-type [feared; H190]
 piece-is-not-cut [feared; H52]
   A subtask gets all groups of each state that has one of these.
   @ protocol.key_groups:cut
-  ~ max(first, low), min(end, high) => first, end
+  ~ max(first, own.start), min(end, own.stop) => first, end
 piece-forgets-its-cut [feared; H52]
   A second change of the parallelism divides what was stored, and not what the subtask has of it.
   @ protocol.barrier_tracker.rescale:_divided
@@ -239,8 +239,8 @@ task-acknowledges-a-piece [feared; H62]
   F if groups is not None:
 one-piece-is-taken-whole [feared; H191]
   A subtask that gets a part of one folder is not asked to drop the rest.
-  @ spark_bridge.subtask.state_files:Piece.is_whole
-  ~ self.groups is None or self.groups == (self.files.key_groups or ())[:2] => True
+  @ protocol.wire.messages:SubtaskState.is_whole
+  ~ self.groups is None or self.files is None or self.groups == (self.files.key_groups or ())[:2] => True
 number-of-groups-changes [feared; H52]
   An operator stores with other key groups than it restored.
   @ spark_bridge.subtask.state_files:TaskFiles._own_groups
@@ -251,12 +251,12 @@ merged-folders-stay [feared; H191]
   - shutil.rmtree(folder, ignore_errors=True)
 smallest-piece-first [feared; H191]
   The largest piece is copied into the smallest one.
-  @ spark_bridge.subtask.parts:OperatorParts._restored_files
+  @ spark_bridge.subtask.state_files:TaskFiles.restore_pieces
   ~ reverse=True => reverse=False
 piece-replaces-the-state-of-its-part [feared; H52]
   What a piece has in place of the state of another part replaces it.
-  @ spark_bridge.subtask.parts:OperatorParts._restored
-  T if groups is None:
+  @ protocol.parts:states_by_part
+  T if one.groups is None:
 merge-keeps-other-groups [feared; H52]
   A merge leaves keys of other subtasks, which come back later although their own subtask has deleted them.
   @ spark_bridge.subtask.keyed_state:KeyedState.merge

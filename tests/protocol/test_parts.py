@@ -22,13 +22,14 @@ from protocol.errors import CheckpointCorrupt, GatewayFull, LocalProtocolError, 
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
-from protocol.parts import PartTable, covers, fewer, more, positions
+from protocol.parts import FILES_OF, PartTable, covers, fewer, join_states, more, positions, states_by_part
 from protocol.streams import ConnectionAttached, ConnectionLost, IncomingStream, OutgoingStream
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
 from protocol.wire.checkpoint_format import StoredCheckpoint, decode_checkpoint, encode_checkpoint
 from protocol.wire.messages import PARTS_MAX, HeldEvent, OperatorPart, RestoreMode, SubtaskState
+from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from tests.protocol.refusals import unchanged
 from tests.protocol.test_checkpoint_format import HEADER, body_of, sealed
 
@@ -865,3 +866,16 @@ def test_what_earlier_formats_hold_for_a_part_is_known_by_the_name_in_its_envelo
 
 def test_some_file_of_an_earlier_format_holds_events_of_named_parts() -> None:
     assert any(len(decode_checkpoint((GOLDEN / name).read_bytes()).checkpoint.parts) > 1 for name in OLD)
+
+
+def test_a_piece_of_one_part_leaves_the_states_of_the_others_as_they_are() -> None:  # H52
+    files = StateHandle("1-e-t/0-1-n-1", 1, bytes(32), 1, 1, KeyGroupRange(0, 8, 8))
+    others = SubtaskState(1, join_states(b"own", {"counters": b"some"}))
+    of_files = join_states(b"", {"stage": b"data", FILES_OF: b"stage"}, ("stage",))
+    piece = SubtaskState(1, of_files, files, (0, 4))
+    for states in ([others, piece], [piece, others]):
+        in_bytes, in_files = states_by_part(states, ["counters", "stage"])
+        assert in_bytes == {"": {1: b"own"}, "counters": {1: b"some"}}
+        assert in_files == {"stage": [piece._replace(state=b"data")]}
+    whole = SubtaskState(1, join_states(b"own", {"stage": b"data", FILES_OF: b"stage"}, ("stage",)), files)
+    assert states_by_part([whole], ["stage"]) == ({"": {1: b"own"}}, {"stage": [whole._replace(state=b"data")]})
