@@ -10,24 +10,32 @@ history through every restart.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from actors.coordination.engine.inputs import RestoredInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.key_groups import KeyGroups
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.messages import RestoreMode
+from protocol.wire.messages import RestoreMode, SubtaskState
+from protocol.wire.state_handles import KeyGroupRange
 
 OPERATOR = "words"
 PARALLELISM_MAX = 4
 PART = "@"
 """Begins the text of an event of a part, and no other."""
 COUNTS, ITEMS, TEAM = "counts", "items", "team"
+LOGS = "logs"
+"""The logs of the application are the state of this part if tasks have tables: they do not go with the key groups."""
 STAGES = ("source", "transform", "sink")
 """The names of the stages, in the order in which data flows."""
-PARTS = (COUNTS, ITEMS, TEAM, *STAGES)
+PARTS = (COUNTS, ITEMS, TEAM, LOGS, *STAGES)
 """The names of the parts."""
+GROUPS = KeyGroups(5)
+ENTRIES = tuple("abcfgjqr")
+"""The keys of the tables, some of each group, so that each subtask has some."""
 EVENTS_MAX = 8
 """The maximum number of unsettled events of one gateway (H27)."""
 CONFIRM_S = 3.0
@@ -71,7 +79,22 @@ def part_in(text: str) -> str:
 
 def own_state(state: bytes) -> bytes:
     """The state without those of the parts."""
-    return split_states(state, PARTS)[0]
+    own, of_parts = split_states(state, PARTS)
+    return of_parts.get(LOGS, own)
+
+
+def table_of(state: SubtaskState) -> dict[str, int]:
+    """The entries of a table whose groups count in this state."""
+    assert state.files is not None
+    assert state.files.key_groups is not None
+    low, high = state.groups or state.files.key_groups[:2]
+    table: dict[str, int] = json.loads(split_states(state.state, PARTS)[0])
+    return {entry: count for entry, count in table.items() if low <= GROUPS.of(entry) < high}
+
+
+def whole_states(states: Iterable[SubtaskState]) -> list[SubtaskState]:
+    """These states without pieces of tables, which belong to no old subtask any more."""
+    return [state for state in states if state.groups is None]
 
 
 @dataclass(frozen=True)
@@ -88,7 +111,8 @@ class Settings:
     each task holds so many items; 0 means that it is not. ``team``: a group is a part of it, "fixed" or "elastic".
     ``stages``: the operator is a chain of stages. ``in_flight``: one of them is an async stage with so many calls at a
     time; 0 means that none is. ``ordered``: its results leave in the order of the records. ``behind_plain``: a plain
-    function comes before it. ``files``: tasks store a part of their states themselves (H190).
+    function comes before it. ``files``: tasks store a part of their states themselves (H190). ``tables``: this part
+    is a table that counts the events, and goes with its key groups to another parallelism.
     """
 
     mode: RestoreMode
@@ -113,6 +137,7 @@ class Settings:
     ordered: bool = False
     behind_plain: bool = False
     files: bool = False
+    tables: bool = False
 
 
 @dataclass
@@ -146,6 +171,17 @@ class Application:
 
     def keys_of(self, subtask: int) -> list[int]:
         return [key for key in range(self.settings.keys) if self.owner(key) == subtask]
+
+    def groups_of(self, subtask: int) -> KeyGroupRange | None:
+        if not self.settings.tables:
+            return None
+        own = GROUPS.range_of(subtask, self.parallelism)
+        return KeyGroupRange(own.start, own.stop, GROUPS.count)
+
+    def entries_of(self, subtask: int) -> list[str]:
+        if not self.settings.tables:
+            return []
+        return [entry for entry in ENTRIES if GROUPS.subtask_of(entry, self.parallelism) == subtask]
 
     def owner(self, key: int) -> int:
         place = key

@@ -326,8 +326,6 @@ class Driver:
     def request(self, *, savepoint: bool) -> None:
         """Request a checkpoint or a savepoint."""
         if self.operator is not None:
-            # The driver does not yet bring the files of a savepoint into it.
-            savepoint = savepoint and self.files_epoch is None
             self._run(self.loop.create_task, self._ask_for_checkpoint(savepoint))
 
     def give_up_request(self) -> None:
@@ -357,6 +355,7 @@ class Driver:
         for checkpoint_id, savepoint in self._answers:
             self.monitor.request_answered(checkpoint_id, savepoint=savepoint)
             if savepoint:
+                self.world.check_savepoint(checkpoint_id)
                 for order in self.coordinator.orders:
                     order.savepoint_over(checkpoint_id)
         self._answers.clear()

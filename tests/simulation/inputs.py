@@ -21,7 +21,7 @@ from typing import Any
 from actors.coordination.engine.inputs import ActionId, RestoredInput
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.parts import split_states
-from tests.simulation.application import PARTS, STAGES
+from tests.simulation.application import PARTS, STAGES, own_state, whole_states
 from tests.simulation.checkers import demand
 
 KINDS = ("named", "unnamed", "mixed", "batches")
@@ -198,7 +198,7 @@ class Inputs:
         """Check the output that a checkpoint holds."""
         output: dict[int, list[tuple[int, int]]] = {}
         for part in checkpoint.subtask_states.values():
-            for state in part.states:
+            for state in whole_states(part.states):
                 output.update(_read_records(state.state))
         for key, records in output.items():
             for input in {input for input, _ in records}:
@@ -234,6 +234,6 @@ class Inputs:
 
 
 def _read_records(state: bytes) -> dict[int, list[tuple[int, int]]]:
-    own, of_parts = split_states(state, PARTS)
-    whole = json.loads(of_parts.get(STAGES[0], own))
+    of_parts = split_states(state, PARTS)[1]
+    whole = json.loads(of_parts.get(STAGES[0]) or own_state(state))
     return {int(key): [(input, number) for input, number in out] for key, out in whole["records"]["output"].items()}

@@ -15,8 +15,20 @@ from typing import Any
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.parts import split_states
 from protocol.wire.codec import decode_event
-from protocol.wire.messages import HeldEvent
-from tests.simulation.application import PARTS, STAGES, TEAM, Application, own_state, unpack
+from protocol.wire.messages import HeldEvent, SubtaskState
+from protocol.wire.state_handles import StateHandle
+from tests.simulation.application import (
+    GROUPS,
+    LOGS,
+    PARTS,
+    STAGES,
+    TEAM,
+    Application,
+    own_state,
+    table_of,
+    unpack,
+    whole_states,
+)
 from tests.simulation.checkers import demand
 
 TAIL = 200
@@ -66,8 +78,9 @@ def check_checkpoint(checkpoint: CompletedCheckpoint, application: Application) 
     for subtask in range(application.parallelism):
         snapshot = checkpoint.subtask_states.get(subtask, SubtaskSnapshot())
         name = f"checkpoint {checkpoint.checkpoint_id}, subtask {subtask}"
-        states = [json.loads(own_state(state.state)) for state in snapshot.states]
-        whose = [state.subtask for state in snapshot.states]
+        whole = whole_states(snapshot.states)
+        states = [json.loads(own_state(state.state)) for state in whole]
+        whose = [state.subtask for state in whole]
         demand(whose == [state["subtask"] for state in states], f"H52: {name} names the wrong subtasks: {whose}")
         theirs = merge(name, states)
         keys = application.keys_of(subtask)
@@ -86,6 +99,8 @@ def check_checkpoint(checkpoint: CompletedCheckpoint, application: Application) 
         for state in states:
             sent = loose.get(state["tid"], state["loose"])
             demand(state["loose"] <= sent, f"invariant, down, {name}: {state['loose']} loss-tolerant ones, sent {sent}")
+    if application.settings.tables:
+        check_tables(f"checkpoint {checkpoint.checkpoint_id}", checkpoint, application)
 
 
 def check_stages(
@@ -118,6 +133,29 @@ def merge(name: str, states: list[dict[str, Any]]) -> dict[int, Log]:
             demand(int(key) not in merged, f"H52: {name} has two states of key {key}")
             merged[int(key)] = Log(*log)
     return merged
+
+
+def merge_tables(name: str, states: Iterable[SubtaskState], entries: Iterable[str]) -> dict[str, int]:
+    """Merge the tables of several states, of which each has its own groups (H52, H195)."""
+    merged: dict[str, int] = {}
+    for state in states:
+        if state.files is not None:
+            table = table_of(state)
+            demand(not table.keys() & merged.keys(), f"H52: {name} has two states of {table.keys() & merged.keys()}")
+            merged |= table
+    demand(merged.keys() <= set(entries), f"H52: {name} restores {merged}, and has {list(entries)}")
+    return merged
+
+
+def check_tables(name: str, checkpoint: CompletedCheckpoint, application: Application) -> None:
+    """Check that the tables have counted each event that the subtasks have received, wherever it is counted now."""
+    counted = received = 0
+    for subtask, snapshot in checkpoint.subtask_states.items():
+        entries = application.entries_of(subtask)
+        counted += sum(merge_tables(f"{name}, subtask {subtask}", snapshot.states, entries).values())
+        logs = [json.loads(own_state(state.state))["logs"] for state in whole_states(snapshot.states)]
+        received += sum(len(log[1]) for of_state in logs for log in of_state.values())
+    demand(counted == received, f"H52: in {name}, {counted} events are counted, and {received} have been received")
 
 
 def check_sender(name: str, event: HeldEvent) -> tuple[int, int, str]:
@@ -171,11 +209,14 @@ def check_positions(
 def check_rescaled(checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) -> None:
     """Check that part j goes whole to subtask ``j % parallelism``, and held events keep sender and order (H52)."""
     name = f"checkpoint {checkpoint.checkpoint_id} from {checkpoint.parallelism} to {cut.parallelism}"
+    check_cut_tables(name, checkpoint, cut)
     for subtask in range(cut.parallelism):
         new = cut.subtask_states.get(subtask, SubtaskSnapshot())
         places = range(subtask, checkpoint.parallelism, cut.parallelism)
         old = [checkpoint.subtask_states.get(place, SubtaskSnapshot()) for place in places]
-        demand(sorted(new.states) == sorted(s for part in old for s in part.states), f"H52: the states of {name}")
+        theirs = [_without_table(state) for part in old for state in whole_states(part.states)]
+        ours = [_without_table(state) for state in whole_states(new.states)]
+        demand(sorted(ours, key=repr) == sorted(theirs, key=repr), f"H52: the states of {name}")
         demand(len(new.held) == sum(len(part.held) for part in old), f"H52: the held events of {name}")
         for sender in {event.sender for event in new.held}:
             came = [event for event in new.held if event.sender == sender]
@@ -185,8 +226,40 @@ def check_rescaled(checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) ->
     demand(set(cut.subtask_states) <= set(range(cut.parallelism)), f"H52: the subtasks of {name}")
 
 
+def _without_table(state: SubtaskState) -> tuple[int, bytes, StateHandle | None, dict[str, bytes]]:
+    """What goes with the old subtask: all of a state, except for a table."""
+    own, of_parts = split_states(state.state, PARTS)
+    has_table = LOGS in of_parts
+    return state.subtask, b"" if has_table else own, None if has_table else state.files, of_parts
+
+
+def check_cut_tables(name: str, checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) -> None:
+    """Check that each entry of a table goes to the subtask that has its group now, and keeps its files (H52)."""
+    before = _tables(checkpoint)
+    after = _tables(cut)
+    demand(
+        sorted((entry, found) for _, entry, found in before) == sorted((entry, found) for _, entry, found in after),
+        f"H52: the tables of {name}",
+    )
+    if cut is not checkpoint:
+        misplaced = [entry for subtask, entry, _ in after if GROUPS.subtask_of(entry, cut.parallelism) != subtask]
+        demand(not misplaced, f"H52: {name} has {misplaced} in subtasks of which they are not")
+
+
+def _tables(checkpoint: CompletedCheckpoint) -> list[tuple[int, str, tuple[int, StateHandle]]]:
+    """The entries of all tables: their subtask, name, count, and the files that have it."""
+    found = []
+    for subtask, snapshot in checkpoint.subtask_states.items():
+        for state in snapshot.states:
+            if state.files is not None and state.files.key_groups is not None:
+                whole = state.groups is None or not split_states(state.state, PARTS)[1]
+                demand(whole, f"H52: the states of parts go with a piece of the files of subtask {state.subtask}")
+                found += [(subtask, entry, (count, state.files)) for entry, count in table_of(state).items()]
+    return found
+
+
 def never_restored_since_rescale(parts: Iterable[SubtaskSnapshot]) -> bool:
     """Whether any subtask still has several states, or another's: the only reason not to rescale again (H52)."""
-    states = [[state.subtask for state in part.states] for part in parts]
+    states = [[state.subtask for state in whole_states(part.states)] for part in parts]
     subtasks = [subtask for part in states for subtask in part]
     return any(len(part) > 1 for part in states) or len(set(subtasks)) < len(subtasks)

@@ -125,7 +125,7 @@ class SimulatedSession(StorageSession):
         self.last_id = -1
         self.read_id = -1  # the checkpoint that it has read last
         self._threads_of_world = threads
-        self._world = world
+        self.world = world
         self._application = application
         self._monitor = monitor
         self._running = running
@@ -156,12 +156,8 @@ class SimulatedSession(StorageSession):
         assert isinstance(self.storage, CheckpointStorage)
         return self.storage.owner.epoch
 
-    def states(self) -> SimulatedStates | None:
-        """The files of the operator's states; None if its tasks have none."""
-        return SimulatedStates(self._world, self) if self._application.settings.files else None
-
     def next_checkpoint_id(self) -> int:
-        world = self._world
+        world = self.world
         checkpoint_id = super().next_checkpoint_id()
         with judged(world):
             demand(checkpoint_id > self.last_id, f"H4: checkpoint {checkpoint_id} after {self.last_id}")
@@ -172,9 +168,9 @@ class SimulatedSession(StorageSession):
 
     def check(self, checkpoint: CompletedCheckpoint, *, savepoint: bool) -> None:
         """Check a checkpoint that is about to be written."""
-        with judged(self._world):
+        with judged(self.world):
             self._monitor.check_stored(checkpoint, self._application, savepoint=savepoint)
-        self._world.storage.begin(checkpoint, self._application.ways)
+        self.world.storage.begin(checkpoint, self._application.ways)
 
 
 class SimulatedPort(StoragePort):
@@ -191,7 +187,16 @@ class SimulatedPort(StoragePort):
         return await super().store_savepoint(directory, checkpoint)
 
     def states(self) -> OperatorStates | None:
-        return self._session.states()
+        world = self._session.world
+        if not world.settings.files:
+            return None
+        return SimulatedStates(world, self._session, self._savepoint_folder, self._elsewhere)
+
+    async def discard_savepoint(self, checkpoint_id: int) -> None:
+        wanted = self._savepoints.get(checkpoint_id)
+        url = "" if wanted is None else self._savepoint_folder(checkpoint_id).url
+        await super().discard_savepoint(checkpoint_id)
+        self._session.world.storage.state_files.pop(url, None)
 
     def name_savepoint(self, checkpoint_id: int, directory: str) -> str:
         return super().name_savepoint(checkpoint_id, SAVEPOINTS)

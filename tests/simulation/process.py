@@ -297,7 +297,7 @@ class Process:
         self.record.parts = tuple(part.name for part in message.parts)
         self.work.restore(message)
         if self.files is not None:
-            self.files.restore(message.states)
+            self.files.restore(message.states, message.files_from)
         self.input_begins_again = message.input_begins_again
         self.record.sent_up_at = self.world.now
         self.token = message.token
@@ -474,6 +474,7 @@ class Process:
         else:
             key, _, name = rest.partition(":")
             self.logs[int(key)].received.append(name)
+            self.work.count()
 
     def dawdles(self, item: s.MailboxItem) -> bool:
         """Whether a snapshot is delayed before it is taken, as happens sometimes."""
@@ -604,7 +605,7 @@ class Process:
                 self.hear_answer_to(effect)
             elif isinstance(effect, s.StartUpload):
                 assert self.files is not None
-                self.files.start(effect.checkpoint_id)
+                self.files.start(effect)
             elif isinstance(effect, s.StopUpload):
                 assert self.files is not None
                 self.files.stop(effect.checkpoint_id)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""State in files (H190, H191): what tasks upload, what the driver deletes, and that nothing is missing.
+"""State in files (H190, H191): what tasks upload, what the driver deletes and copies, and that nothing is missing.
 
-A task has a file for each key, with its log of it, and names a file again if it has not changed. The driver's half is
-real, except for its reading, listing and deleting. The files outlive every driver, like the storage.
+A task has a file for each key, with its log of it, or for each entry of its table, and names a file again if it has not
+changed. The driver's half is real, on folders in which a step takes no time. They outlive every driver, like the
+storage.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
@@ -17,16 +18,16 @@ from typing import TYPE_CHECKING
 
 from protocol import file_retention as r
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.barrier_tracker.pending import files_of
 from protocol.file_retention import FileOrigin, UploadedFiles
 from protocol.subtask import types as s
 from protocol.wire.messages import SubtaskState
 from protocol.wire.state_handles import StateHandle
-from spark_bridge.storage import CheckpointStorage, StorageSession
-from spark_bridge.storage.operator_states import OperatorStates
-from spark_bridge.storage.state_files.folder import StateFolder
-from tests.simulation.application import OPERATOR, own_state
-from tests.simulation.checkers import demand, judged
+from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageSession
+from spark_bridge.storage.operator_states import OperatorStates, RestoredElsewhere
+from spark_bridge.storage.state_files.folder import StateFolder, verified
+from spark_bridge.storage.state_files.manifest import StoredFile, decode_manifest, encode_manifest
+from tests.simulation.application import OPERATOR, own_state, table_of
+from tests.simulation.checkers import Violation, demand, judged
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -36,12 +37,76 @@ FAILS = 0.01
 """How likely a step of an upload fails, while the world is unkind."""
 
 
+class SimulatedFolder(StateFolder):
+    """The files are in the world's storage."""
+
+    def __init__(self, world: World, url: str) -> None:
+        self._world = world
+        self._url = url
+        self._contents = world.storage.state_files.setdefault(url, {})
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def name_of(self, name: str) -> str:
+        return f"{self._url}/{name}"
+
+    def write(self, name: str, pieces: Iterable[bytes], size_bytes: int) -> None:
+        with judged(self._world):
+            demand(name not in self._contents, f"H191: {self.name_of(name)} is written twice")
+        self._contents[name] = b"".join(pieces)
+
+    def verified(self, file: StoredFile, stopped: Callable[[], bool]) -> Iterator[bytes]:
+        yield from verified([self._read(file.name)], file, stopped)
+
+    def read_manifest(self, handle: StateHandle) -> tuple[StoredFile, ...]:
+        try:
+            return decode_manifest(self._read(handle.manifest), handle)
+        except ValueError as error:
+            raise CheckpointUnreadable(self.name_of(handle.manifest), str(error)) from error
+
+    def _read(self, name: str) -> bytes:
+        if name not in self._contents:
+            raise CheckpointUnreadable(self.name_of(name), "there is no such file")
+        return self._contents[name]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._contents)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            del self._contents[name]
+
+    def _has(self, file: StoredFile, stopped: Callable[[], bool]) -> bool:
+        return file.name in self._contents
+
+    def check(self, state: SubtaskState, what: str) -> tuple[StoredFile, ...]:
+        """Check that the files of a state are there, whole, and of the same cut as its bytes; return them."""
+        handle = state.files
+        demand(handle is not None, f"H190: {what} a state without files: {state}")
+        assert handle is not None
+        try:
+            named = self.read_manifest(handle)
+            found = {file.path: b"".join(self.verified(file, bool)) for file in named}
+        except (CheckpointUnreadable, ValueError) as error:
+            raise Violation(f"H191: {what} {handle}: {error}") from error
+        if handle.key_groups is None:
+            of_cut = {key: json.dumps(log).encode() for key, log in json.loads(own_state(state.state))["logs"].items()}
+        else:
+            of_cut = {entry: json.dumps(count).encode() for entry, count in table_of(state).items()}
+            found = {path: content for path, content in found.items() if path in of_cut}
+        demand(found == of_cut, f"H190: {what} files with {found} beside a state with {of_cut}")
+        return named
+
+
 @dataclass
 class Upload:
-    """``contents``: of the files at the cut, by path. ``named``: those that are stored, with their names."""
+    """``contents``: of the files at the cut, by path. ``target``: see ``StartUpload``. ``named``: what is stored."""
 
-    contents: dict[str, str]
-    named: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, bytes]
+    target: str = ""
+    named: list[StoredFile] = field(default_factory=list)
 
 
 class TaskFiles:
@@ -54,16 +119,24 @@ class TaskFiles:
         self._uploaded = UploadedFiles()
         self._count = 0
 
-    def restore(self, states: tuple[SubtaskState, ...]) -> None:
+    def _folder(self, url: str) -> SimulatedFolder:
+        return SimulatedFolder(self._world, url or self._world.storage.states_url)
+
+    def restore(self, states: tuple[SubtaskState, ...], files_from: str) -> None:
+        folder = self._folder(files_from)
+        if files_from and states:
+            self._world.happen("a state of a savepoint is restored")
+        tables = self._process.application.settings.tables
         for state in states:
-            files = check_state(self._world.storage.state_files, state, f"task {self._process.tid} restores")
-            self._uploaded.restored(((path, content), name) for path, (name, content) in files.items())
+            if not tables or state.files is not None:
+                files = folder.check(state, f"task {self._process.tid} restores")
+                known = (((file.path, file.sha256), file.name) for file in files)
+                self._uploaded.restored(known, elsewhere=bool(files_from))
+            if state.groups is not None:
+                self._world.happen("a piece of a table is restored")
 
-    def _contents(self) -> dict[str, str]:
-        return {str(key): json.dumps(log.plain()) for key, log in self._process.work.logs.items()}
-
-    def start(self, checkpoint_id: int) -> None:
-        self.uploads[checkpoint_id] = Upload(self._contents())
+    def start(self, effect: s.StartUpload) -> None:
+        self.uploads[effect.checkpoint_id] = Upload(self._process.work.files(), effect.target)
 
     def stop(self, checkpoint_id: int) -> None:
         del self.uploads[checkpoint_id]
@@ -85,38 +158,39 @@ class TaskFiles:
             self._process.step(s.StateUploaded(checkpoint_id, handle))
 
     def _store_one(self, checkpoint_id: int, upload: Upload) -> bool:
-        path = next((path for path in upload.contents if path not in upload.named), None)
+        stored = {file.path for file in upload.named}
+        path = next((path for path in upload.contents if path not in stored), None)
         if path is None:
             return False
-        identity = path, upload.contents[path]
-        name = self._uploaded.find(identity)
+        content = upload.contents[path]
+        digest = sha256(content).digest()
+        name = self._uploaded.find((path, digest), upload.target)
         if name is None:
-            name = self._write(checkpoint_id, upload.contents[path])
-            self._uploaded.stored(identity, name, checkpoint_id)
+            name = self._write(checkpoint_id, content, upload.target)
+            self._uploaded.stored((path, digest), name, checkpoint_id, upload.target)
         else:
             self._world.happen("a file is named again")
-        upload.named[path] = name
+        upload.named.append(StoredFile(path, len(content), digest, name))
         return True
 
-    def _write(self, checkpoint_id: int, content: str) -> str:
-        files = self._world.storage.state_files
+    def _write(self, checkpoint_id: int, content: bytes, target: str) -> str:
         self._count += 1
         origin, token = FileOrigin(checkpoint_id, self._epoch), f"{self._epoch:x}"
         name = r.file_name(origin, token, self._process.task.partition, self._process.tid, "0", self._count)
-        demand(name not in files, f"H191: {name} is written twice")
-        files[name] = content
+        self._folder(target).write(name, [content], len(content))
         return name
 
     def _store_manifest(self, checkpoint_id: int, upload: Upload) -> StateHandle:
-        manifest = json.dumps(upload.named)
-        name = self._write(checkpoint_id, manifest)
-        self._uploaded.manifest_stored(checkpoint_id, upload.named.values())
-        total, digest = sum(map(len, upload.contents.values())), sha256(manifest.encode()).digest()
-        return StateHandle(name, len(manifest), digest, total, len(upload.named))
+        groups = self._process.application.groups_of(self._process.task.partition)
+        manifest = encode_manifest(upload.named, groups)
+        name = self._write(checkpoint_id, manifest, upload.target)
+        self._uploaded.manifest_stored(checkpoint_id, [file.name for file in upload.named])
+        total, digest = sum(map(len, upload.contents.values())), sha256(manifest).digest()
+        return StateHandle(name, len(manifest), digest, total, len(upload.named), groups)
 
     def final(self) -> StateHandle:
         """Store the files of the last state. They have the highest id, so this application never sweeps them."""
-        upload = Upload(self._contents())
+        upload = Upload(self._process.work.files())
         while self._store_one(r.LAST_STATE, upload):
             pass
         return self._store_manifest(r.LAST_STATE, upload)
@@ -129,67 +203,74 @@ class TaskFiles:
         self.uploads.clear()
 
 
-def check_state(files: dict[str, str], state: SubtaskState, what: str) -> dict[str, tuple[str, str]]:
-    """Check that the files of a state are there, whole, and of the same cut as its bytes; return them by path."""
-    demand(state.files is not None, f"H190: {what} a state without files: {state}")
-    assert state.files is not None
-    manifest = files.get(state.files.manifest, "")
-    right = sha256(manifest.encode()).digest() == state.files.sha256
-    demand(right and len(manifest) == state.files.size, f"H191: {what} {state.files}, whose manifest is {manifest!r}")
-    named = {path: (name, files.get(name, "")) for path, name in json.loads(manifest).items()}
-    of_cut = {key: json.dumps(log) for key, log in json.loads(own_state(state.state))["logs"].items()}
-    found = {path: content for path, (_, content) in named.items()}
-    demand(found == of_cut, f"H190: {what} files with {found} beside a state with {of_cut}")
-    return named
-
-
-def names_in(files: dict[str, str], handles: Sequence[StateHandle]) -> frozenset[str]:
-    """The names of all files that these states need."""
-    names: set[str] = set()
-    for handle in handles:
-        names |= {handle.manifest, *json.loads(files.get(handle.manifest, "{}")).values()}
-    return frozenset(names)
-
-
 class SimulatedStates(OperatorStates):
-    """The driver's half, with the real ``StateRetention`` before it: its files are those that the tasks have stored.
+    """The driver's half, with the real ``StateRetention`` before it.
 
     The claim and the checkpoints that the storage keeps are read from the simulated disk.
     """
 
-    def __init__(self, world: World, session: StorageSession) -> None:
+    def __init__(
+        self,
+        world: World,
+        session: StorageSession,
+        savepoint_folder: Callable[[int], StateFolder],
+        elsewhere: RestoredElsewhere | None,
+    ) -> None:
         storage = session.storage
         assert isinstance(storage, CheckpointStorage)
-        super().__init__(session, storage, OPERATOR, _no_savepoint, None)
+
+        def target(checkpoint_id: int) -> SimulatedFolder:
+            return SimulatedFolder(world, savepoint_folder(checkpoint_id).url)
+
+        self._target = target
+        super().__init__(session, storage, OPERATOR, target, elsewhere)
         self._world = world
+        self._nonce = "0"  # else it would differ between runs of a seed
+        demand(self._folder.url == world.storage.states_url, f"H191: the states are in {self._folder.url}")
+        self._folder = self._own = self._source = SimulatedFolder(world, world.storage.states_url)
+        self._restored: frozenset[StateHandle] = frozenset()
+        if elsewhere is not None:
+            elsewhere.folder = self._source = SimulatedFolder(world, elsewhere.folder.url)
+            self._restored = elsewhere.states
 
     @property
     def found(self) -> bool:
-        return bool(self._world.storage.state_files)
+        return bool(self._own.names())
 
     async def gather(
         self, checkpoint: CompletedCheckpoint, to_copy: Sequence[StateHandle]
     ) -> tuple[frozenset[str], dict[StateHandle, StateHandle], int]:
-        """Check the files of a checkpoint that is about to be written."""
-        files = self._world.storage.state_files
-        demand(not to_copy, f"H193: {to_copy} is copied, and no savepoint has files")
+        self._check(checkpoint, to_copy, self._own)
+        if to_copy:
+            self._world.happen("states of a savepoint are taken over")
+        return await super().gather(checkpoint, to_copy)
+
+    async def gather_for_savepoint(
+        self, checkpoint: CompletedCheckpoint, to_copy: Sequence[StateHandle]
+    ) -> frozenset[str]:
+        self._check(checkpoint, to_copy, self._target(checkpoint.checkpoint_id))
+        if to_copy:
+            self._world.happen("states are copied into a savepoint")
+        return await super().gather_for_savepoint(checkpoint, to_copy)
+
+    def _check(
+        self,
+        checkpoint: CompletedCheckpoint,
+        to_copy: Sequence[StateHandle],
+        stored: SimulatedFolder,
+    ) -> None:
+        """Check the files of a checkpoint that is about to be written. ``stored``: where its tasks store theirs."""
         with judged(self._world):
-            for part in checkpoint.subtask_states.values():
-                for state in part.states:
-                    check_state(files, state, f"checkpoint {checkpoint.checkpoint_id} stores")
-        return names_in(files, files_of(checkpoint)), {}, 0
-
-    async def _read(self, folder: StateFolder, handles: Sequence[StateHandle]) -> frozenset[str]:
-        return names_in(self._world.storage.state_files, handles)
-
-    async def names(self) -> tuple[str, ...]:
-        return tuple(self._world.storage.state_files)
+            for state in with_files(checkpoint):
+                folder = stored
+                if state.files in to_copy:
+                    folder = self._own if state.files not in self._restored else self._source
+                folder.check(state, f"checkpoint {checkpoint.checkpoint_id} stores")
 
     async def delete(self, names: Sequence[str]) -> None:
-        for name in names:
-            del self._world.storage.state_files[name]
+        await super().delete(names)
         self._world.happen("files are swept")
 
 
-def _no_savepoint(checkpoint_id: int) -> StateFolder:
-    raise AssertionError("no savepoint has files")
+def with_files(checkpoint: CompletedCheckpoint) -> list[SubtaskState]:
+    return [s for part in checkpoint.subtask_states.values() for s in part.states if s.files is not None]

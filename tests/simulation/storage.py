@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from protocol.barrier_tracker import CompletedCheckpoint
 from spark_bridge.storage import CheckpointStorage, StorageError
-from spark_bridge.storage.layout import SUFFIX
+from spark_bridge.storage.layout import STATES_FOLDER, SUFFIX, savepoint_folder
 from tests.simulation.application import OPERATOR, Stored
 from tests.simulation.disk import PROTOCOL, Disk
 from tests.simulation.threads import SimulatedThread
@@ -98,7 +98,9 @@ class Storage:
         self.random = random
         self.disk = Disk(random, now, tell)
         self.written: dict[int, Stored] = {}
-        self.state_files: dict[str, str] = {}  # that tasks have stored themselves, by name
+        self.states_url = f"{URL}/{OPERATOR}/{STATES_FOLDER}"
+        self.state_files: dict[str, dict[str, bytes]] = {}  # of states, by folder and name
+        self.savepoints: set[int] = set()  # that a user has got
         self.applications = 0
         self.slowness = random.choice([0.0, 0.0, 0.95, 0.998])  # while something else can happen
         self.stride = random.choice([30, 5, 1])
@@ -139,10 +141,20 @@ class Storage:
         """Whether the checkpoint's file exists."""
         return self.file_of(checkpoint_id, savepoint=savepoint) in self.disk.files
 
-    def choose(self) -> str:
-        """Choose the next driver's start: the newest checkpoint, or sometimes a file that the user names (H52)."""
-        files = self._starts()
-        return self.random.choice(list(files)) if files and self.random.random() < 0.1 else "latest"
+    def states_of(self, checkpoint_id: int) -> str:
+        """Where a savepoint has the files of its states."""
+        return f"{PROTOCOL}://{savepoint_folder(self.file_of(checkpoint_id, savepoint=True))}"
+
+    def choose(self, *, savepoints: bool) -> str:
+        """Choose the next driver's start: the newest checkpoint, or sometimes a file that the user names (H52).
+
+        ``savepoints``: only those that somebody has got. Others may be of a late write, whose files are gone.
+        """
+        files, share = self._starts(), 0.1
+        if savepoints:
+            files = {file: one for file, one in files.items() if one in self.savepoints and "/savepoint-" in file}
+            share = 0.4
+        return self.random.choice(list(files)) if files and self.random.random() < share else "latest"
 
     def _starts(self) -> dict[str, int]:
         """The files that a driver may start from, with their checkpoints."""

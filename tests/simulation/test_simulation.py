@@ -57,13 +57,29 @@ def test_an_async_stage_has_one_result_for_each_record(seed: int) -> None:  # H1
     assert world.figures.happenings["an input in flight is restored"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 4, 6, 9, 11])
+@pytest.mark.parametrize("seed", [0, 1, 4, 6, 11, 12])
 def test_states_in_files_are_whole_wherever_they_are_restored(seed: int) -> None:  # H190, H191
     """Tasks and drivers die during uploads and sweeps; a checkpoint and a restore have all files of one cut."""
     world, error = run_world(seed, files=1.0)
     assert error is None, "\n".join(world.story[-100:])
     for happening in ("a state in files is stored", "a file is named again", "files are swept"):
         assert world.figures.happenings[happening]
+
+
+@pytest.mark.parametrize(
+    ("seed", "happening"),
+    [
+        (6, "a piece of a table is restored"),
+        (182, "a piece of a table is restored"),
+        (163, "states of a savepoint are taken over"),
+        (25, "a state of a savepoint is restored"),
+    ],
+)
+def test_files_reach_another_parallelism_and_come_back_from_savepoints(seed: int, happening: str) -> None:  # H52, H193
+    """Each event is counted once in all tables together, and a savepoint has all of its files itself."""
+    world, error = run_world(seed, files=1.0, staged=0.0)
+    assert error is None, "\n".join(world.story[-100:])
+    assert world.figures.happenings[happening]
 
 
 @pytest.mark.parametrize("seed", [0, None], ids=["a write of a savepoint fails", "fresh"])

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from protocol.parts import join_states, split_states
 from protocol.wire.messages import Registered
-from tests.simulation.application import PARTS, TEAM, Application, unpack
+from tests.simulation.application import LOGS, PARTS, TEAM, Application, own_state, unpack, whole_states
 from tests.simulation.checkers import AttemptRecord, check_whole, demand
 from tests.simulation.inputs import Records
-from tests.simulation.invariant import TAIL, Log, merge
+from tests.simulation.invariant import TAIL, Log, merge, merge_tables
 
 
 @dataclass
@@ -37,16 +37,22 @@ class Work:
     items: list[str] = field(default_factory=list)
     counted: int = 0  # items, of all inputs
     part_states: list[dict[str, bytes]] = field(default_factory=list)
+    table: dict[str, int] = field(default_factory=dict)  # if tasks have tables: how many events each entry counts
     records: Records | None = None  # if the jobs have inputs; those of a chain of stages are its own
 
     def __post_init__(self) -> None:
         self.logs = {key: Log() for key in self.application.keys_of(self.subtask)}
+        self.table = dict.fromkeys(self.application.entries_of(self.subtask), 0)
 
     def restore(self, message: Registered) -> None:
         name = f"task {self.task_attempt_id}"
-        split = [split_states(state.state, PARTS) for state in message.states]
-        states = [json.loads(own) for own, _ in split]
-        self.part_states = [of_parts for _, of_parts in split]
+        if self.application.settings.tables:
+            self.table |= merge_tables(name, message.states, self.table)
+        whole = whole_states(message.states)
+        states = [json.loads(own_state(state.state)) for state in whole]
+        self.part_states = [split_states(state.state, PARTS)[1] for state in whole]
+        for of_parts in self.part_states:
+            of_parts.pop(LOGS, None)
         logs = merge(name, states)
         demand(set(logs) <= set(self.logs), f"H52: {name} of keys {list(self.logs)} restores {list(logs)}")
         self.logs.update(logs)
@@ -87,7 +93,22 @@ class Work:
         }
         if self.records is not None:
             state["records"] = self.records.state()
-        return join_states(json.dumps(state).encode(), of_parts)
+        logs = json.dumps(state).encode()
+        if not self.application.settings.tables:
+            return join_states(logs, of_parts)
+        return join_states(json.dumps(self.table).encode(), {**of_parts, LOGS: logs})
+
+    def count(self) -> None:
+        """Count an event in the table."""
+        if self.table:
+            entries = list(self.table)
+            self.table[entries[sum(self.table.values()) % len(entries)]] += 1
+
+    def files(self) -> dict[str, bytes]:
+        """What the files of the state contain, by path."""
+        if self.application.settings.tables:
+            return {entry: json.dumps(count).encode() for entry, count in self.table.items()}
+        return {str(key): json.dumps(log.plain()).encode() for key, log in self.logs.items()}
 
     def is_done(self) -> bool:
         target = self.target

@@ -37,6 +37,7 @@ from tests.simulation.parts import all_items
 from tests.simulation.ports import simulated_waits
 from tests.simulation.process import Life, Process
 from tests.simulation.shared import Totals
+from tests.simulation.state_files import SimulatedFolder, with_files
 from tests.simulation.storage import Storage
 
 STEPS_MAX = 60_000
@@ -61,6 +62,8 @@ PAID = 0.6
 """How likely one of the stages makes a call for each record, beside others."""
 FILES = 0.3
 """How likely tasks store a part of their states as files."""
+TABLES = 0.5
+"""How likely these have key groups."""
 HELD_BACK = 0.7
 """How likely the relay holds back the facts of stages that nobody watches, as with a JVM; Py4J holds none."""
 
@@ -143,7 +146,8 @@ class World:
                     behind_plain=calls.random() < 0.4,
                 )
         if Random(f"files {seed}").random() < files:
-            self.settings = settings = replace(settings, files=True)
+            tables = not settings.stages and Random(f"tables {seed}").random() < TABLES
+            self.settings = settings = replace(settings, files=True, tables=tables)
         self.inputs: Inputs | None = None
         if settings.mode is RestoreMode.STREAMING and Random(f"with inputs {seed}").random() < inputs:
             self.inputs = Inputs(seed)
@@ -260,6 +264,14 @@ class World:
             self.named = application.restore
             listed, covered = read(json.loads(own_state(stored.checkpoint.coordinator_state))["output"])
             self.output.begin_again(covered, listed)
+
+    def check_savepoint(self, checkpoint_id: int) -> None:
+        """Check that a savepoint has all files of its states, now that a user has it (H193)."""
+        self.storage.savepoints.add(checkpoint_id)
+        folder = SimulatedFolder(self, self.storage.states_of(checkpoint_id))
+        for state in with_files(self.storage.written[checkpoint_id].checkpoint):
+            folder.check(state, f"savepoint {checkpoint_id} has")
+            self.happen("a savepoint has files")
 
     def started(self) -> None:
         """The driver has started, and recorded what it has restored."""
@@ -552,9 +564,9 @@ class World:
         self.forgers = []
         self.was_completed |= self.driver.monitor.completed
         if not restore:
-            restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
-            if self.settings.files:  # an earlier one may be of a late write, whose files are gone
-                restore = "latest"
+            restore = "latest"
+            if self.settings.mode is RestoreMode.STREAMING:
+                restore = self.storage.choose(savepoints=self.settings.files)
         successor, self.successor = self.successor, None
         if successor is not None:
             self.start_application(successor.application, successor)
