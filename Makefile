@@ -142,6 +142,10 @@ soak-pipeline: $(STAMP) ## pairs of sources and sinks while everything dies: RUN
 soak-daily: $(STAMP) ## the same job ten days in a row, killed on some, for each sink and part: RUNS=1, SEED=n
 	@$(with_java) && $(with_servers) && exec $(PY) -m tests.days --runs $(if $(filter command line environment,$(origin RUNS)),$(RUNS),1) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: soak-states
+soak-states: $(STAMP) ## large states in files while everything dies, with other parallelisms: RUNS=10, SEED=n
+	@$(with_java) && exec $(PY) -m tests.states --runs $(if $(filter command line environment,$(origin RUNS)),$(RUNS),10) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: soak-spark
 soak-spark: $(STAMP) ## faults of Spark at random on one cluster and sidecar: MINUTES=30, SEED=n
 	@$(with_java) && exec $(PY) -m tests.spark.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -40,8 +40,9 @@ delete: files that no mark has, of before the last sweep. If it names one, it is
 have to copy some of ours. So it begins, and names what it copies, like a checkpoint. When it is over, it needs nothing.
 
 *The last state* of a subtask that has finished is in every later checkpoint of its run, and no barrier says which is
-the first. So its files have the highest id there is (``LAST_STATE``): no sweep of this application deletes them, and a
-later one does if no kept checkpoint names them.
+the first. So its files have the highest id there is (``LAST_STATE``), and are old only after the completion of a
+checkpoint that began when their attempt was over. If it needs them, it names them, and so do those after it. Otherwise
+they are of a run that is over, of an attempt that has failed, or of one that went on after it had stored them.
 
 Effects must be carried out in order.
 """
@@ -59,6 +60,7 @@ from protocol.wire.state_handles import check_file_name
 __all__ = [
     "LAST_STATE",
     "AllowStore",
+    "AttemptOver",
     "CheckpointBegan",
     "CheckpointDurable",
     "CheckpointGivenUp",
@@ -125,6 +127,11 @@ def origin_of(name: str) -> FileOrigin | None:
     if not all(0 < len(word) <= 64 and _HEX.issuperset(word) for word in (token, nonce)) or checkpoint_id[0] == "0":
         return None
     return FileOrigin(int(checkpoint_id), int(epoch))
+
+
+def _attempt_of(name: str) -> int:
+    """The attempt that has uploaded a file of ours."""
+    return int(name.partition("/")[2].split("-")[1])
 
 
 # --- inputs -------------------------------------------------------------------------------------------------------
@@ -194,6 +201,13 @@ class RecordsRemoved:
 
 
 @value
+class AttemptOver:
+    """The attempt has finished, and its last state is known, or it has failed: no checkpoint gets a new file of it."""
+
+    task_attempt_id: int
+
+
+@value
 class FilesListed:
     """The answer to ``ListFiles``."""
 
@@ -221,6 +235,7 @@ RetentionInput = (
     | DoubtEnded
     | CheckpointDurable
     | RecordsRemoved
+    | AttemptOver
     | FilesListed
     | ClaimConfirmed
     | FilesDeleted
@@ -304,6 +319,7 @@ class FileRetention:
         self._removing = False  # records of older checkpoints, after that completion
         self._sweep = _Sweep.NOTHING
         self._swept = 0  # files of earlier checkpoints may be deleted, unless they are marked
+        self._over: dict[int, int] = {}  # attempts, each with the last id that was triggered before its end
         self._queue: list[str] = []
         self._fenced = False
 
@@ -352,7 +368,7 @@ class FileRetention:
     def _may_be_gone(self, name: str) -> bool:
         """Whether a sweep has deleted a file that no mark has, or is about to."""
         origin = origin_of(name)
-        return origin is None or origin.epoch != self._epoch or origin.checkpoint_id < self._swept
+        return origin is None or origin.epoch != self._epoch or self._is_swept(name, origin)
 
     def _abort(self, input: CheckpointGivenUp, out: Effects) -> None:
         checkpoint_id = self._pending_one(input.checkpoint_id)
@@ -381,6 +397,9 @@ class FileRetention:
                 raise LocalProtocolError(f"the record of {checkpoint_id} is removed, and {self._completed} is the last")
             self._kept.pop(checkpoint_id, None)
 
+    def _end(self, input: AttemptOver, out: Effects) -> None:
+        self._over.setdefault(input.task_attempt_id, self._latest)
+
     def _pending_one(self, checkpoint_id: int) -> int:
         if checkpoint_id not in self._pending:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} is over, or never began")
@@ -407,13 +426,22 @@ class FileRetention:
     def _list(self, input: FilesListed, out: Effects) -> None:
         self._expect(_Sweep.LISTING)
         self._queue = [name for name in input.names if self._is_old(name) and not self._is_marked(name)]
+        last = {_attempt_of(name) for name in input.names if origin_of(name) == (LAST_STATE, self._epoch)}
+        self._over = {one: began for one, began in self._over.items() if one in last or began >= self._swept}
         self._go_on(out)
 
     def _is_old(self, name: str) -> bool:
         origin = origin_of(name)
         if origin is None:
             return False
-        return origin.epoch < self._epoch or (origin.epoch == self._epoch and origin.checkpoint_id < self._swept)
+        return origin.epoch < self._epoch or (origin.epoch == self._epoch and self._is_swept(name, origin))
+
+    def _is_swept(self, name: str, origin: FileOrigin) -> bool:
+        """Whether a file of this application is of before the last sweep."""
+        if origin.checkpoint_id != LAST_STATE:
+            return origin.checkpoint_id < self._swept
+        began = self._over.get(_attempt_of(name))
+        return began is not None and began < self._swept
 
     def _go_on(self, out: Effects) -> None:
         self._sweep = _Sweep.CLAIM if self._queue else _Sweep.NOTHING
@@ -463,6 +491,7 @@ _ACTS: dict[type, _Handler] = {
     DoubtEnded: FileRetention._discard,
     CheckpointDurable: FileRetention._complete,
     RecordsRemoved: FileRetention._remove,
+    AttemptOver: FileRetention._end,
     FilesListed: FileRetention._list,
     ClaimConfirmed: FileRetention._confirm,
     FilesDeleted: FileRetention._deleted,

@@ -348,6 +348,7 @@ class TrackerEnd:
         out.extend((v.To.GATEWAYS + task - 1, message) for task in sorted(self.open))
 
     def _close(self, attempt: ExecutionAttempt, reason: str, out: list[v.Output]) -> None:
+        self._retain(r.AttemptOver(attempt.task_attempt_id))
         self._tell(attempt, g.AttemptIsOver(reason), out)
         self.open.discard(attempt.task_attempt_id)
 
@@ -416,6 +417,7 @@ class TrackerEnd:
                 out.append((v.To.COORDINATOR, v.ResetAll(checkpoint_id, begins_again)))
             case RunEnded():
                 self._tell_all(g.AttemptIsOver("the run has ended"), out)
+                self._retain(*map(r.AttemptOver, sorted(self.open)))
                 self.open.clear()
                 out.append((v.To.COORDINATOR, v.RunIsOver()))
             case _:

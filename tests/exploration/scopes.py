@@ -349,6 +349,7 @@ _ALL = (
     Scope(
         "sweeps", "what nothing needs is deleted; an abort (H190)", 1, 1, 1, 0, 1, 3, aborts=1, files=True, sweeps=True
     ),
+    Scope("sweeps-finish", "and a last state is stored", 1, 1, 1, 0, 1, 3, finishes=True, files=True, sweeps=True),
     Scope(
         "sweeps-doubt",
         "the storage fails, and the task dies and restores",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from protocol.attempts import RegistrationArrived
 from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
-from protocol.file_retention import FileOrigin, UploadedFiles, file_name
+from protocol.file_retention import LAST_STATE, FileOrigin, UploadedFiles, file_name
 from protocol.gateway.inbound import OF_CHECKPOINT
 from protocol.in_flight import Flight, InFlight
 from protocol.machine import TimePassed
@@ -193,7 +193,10 @@ class SubtaskEnd:
                 self._handle(s.UrgentHandled(), out)
             case v.Finish():
                 self.life = Life.LEAVING
-                self._handle(s.OperatorFinished("", self._state(), self._handle_of("last")), out)
+                files = self._handle_of("last")
+                if files is not None and self.uploaded is not None:
+                    files = files._replace(manifest=self._store(LAST_STATE - 1, files.size, out))
+                self._handle(s.OperatorFinished("", self._state(), files), out)
             case v.OutOfTime():
                 assert self.machine is not None
                 deadline = self.machine.next_deadline()

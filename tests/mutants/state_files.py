@@ -184,6 +184,22 @@ sweeps-later-applications [feared; H190]
   The files of a later application are deleted.
   @ protocol.file_retention:FileRetention._is_old
   ~ origin.epoch < self._epoch or => True or
+last-states-stay [found; H190]
+  What is left of a last state that no checkpoint needs stays as long as the application runs.
+  @ actors.coordination.engine.barrier_tracker:BarrierTrackerActor._attempt_over
+  F if self._may_have_files:
+last-state-is-swept-too-early [feared; H190]
+  A last state is deleted after a checkpoint that began before the end of its attempt.
+  @ protocol.file_retention:FileRetention._is_swept
+  ~ began < self._swept => began <= self._swept
+attempts-end-before-pending-checkpoints [feared; H190]
+  Attempts that ended before anything named files are taken to have ended before all checkpoints.
+  @ actors.coordination.engine.state_retention:StateRetention.turn_on
+  ~ self._take(AttemptOver(task_attempt_id)) => self._machine._over[task_attempt_id] = 0
+swept-last-state-is-named [feared; H190]
+  A checkpoint may name a last state that is being deleted.
+  @ protocol.file_retention:FileRetention._may_be_gone
+  ~ self._is_swept(name, origin) => origin.checkpoint_id < self._swept
 group-of-one-process [feared; H190]
   The group of a key is another one in each process.
   @ protocol.key_groups:KeyGroups.of

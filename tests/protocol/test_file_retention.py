@@ -250,13 +250,58 @@ def test_a_savepoint_that_copies_keeps_what_it_copies_until_it_is_over() -> None
     assert tell(retention, r.FilesListed((named(5, 0, 3), named(8)))) == [r.ConfirmClaim()]
 
 
-def test_the_files_of_a_last_state_stay_until_another_application_begins() -> None:  # H47
+LAST = named(r.LAST_STATE)
+"""A file of attempt 100."""
+
+
+def swept(retention: FileRetention, *names: str) -> tuple[str, ...]:
+    """What a sweep deletes of these files."""
+    if tell(retention, r.FilesListed(names)) == []:
+        return ()
+    (delete,) = tell(retention, r.ClaimConfirmed(held=True))
+    assert isinstance(delete, r.DeleteFiles)
+    tell(retention, r.FilesDeleted())
+    return delete.names
+
+
+def test_the_files_of_a_last_state_stay_while_their_attempt_runs() -> None:  # H47
     retention = started()
-    last = named(r.LAST_STATE), named(r.LAST_STATE, 0, epoch=3)
-    complete(retention, 7, last[0])
-    assert tell(retention, r.FilesListed(last)) == [r.ConfirmClaim()]
-    assert tell(retention, r.ClaimConfirmed(held=True)) == [r.DeleteFiles(last[1:])]
+    earlier = named(r.LAST_STATE, 0, epoch=3)
+    complete(retention, 7)
+    assert swept(retention, LAST, earlier) == (earlier,)
     assert CHECKPOINT_ID_MAX == r.LAST_STATE
+
+
+def test_a_last_state_stays_until_a_checkpoint_that_began_after_its_attempt_does_not_name_it() -> None:  # H47, H190
+    retention = started()
+    tell(retention, r.CheckpointBegan(7), r.AttemptOver(100), r.FilesNamed(7, frozenset()))
+    tell(retention, r.CheckpointDurable(7), r.RecordsRemoved(()))
+    assert swept(retention, LAST) == ()  # 7 may be of before the end, so 8 may name it
+    complete(retention, 8, LAST)
+    assert swept(retention, LAST) == ()
+    complete(retention, 9, removed=(7,))
+    assert swept(retention, LAST) == ()  # 8 is kept
+    complete(retention, 10, removed=(8,))
+    assert swept(retention, LAST, named(r.LAST_STATE, 0, epoch=5)) == (LAST,)
+
+
+def test_a_checkpoint_that_names_a_last_state_which_may_be_gone_is_refused() -> None:  # H190
+    retention = started()
+    tell(retention, r.AttemptOver(100))
+    complete(retention, 7)
+    assert tell(retention, r.FilesListed((LAST,))) == [r.ConfirmClaim()]
+    assert tell(retention, r.CheckpointBegan(8), r.FilesNamed(8, frozenset({LAST}))) == [r.RefuseStore(8, (LAST,))]
+
+
+def test_attempts_without_last_files_are_forgotten() -> None:
+    retention = started()
+    tell(retention, *map(r.AttemptOver, range(1000)))
+    complete(retention, 7)
+    assert swept(retention, LAST) == (LAST,)
+    assert [*retention._over] == [100]
+    complete(retention, 8)
+    assert swept(retention) == ()
+    assert not retention._over
 
 
 def test_inputs_out_of_turn_are_refused() -> None:

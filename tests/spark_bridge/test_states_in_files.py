@@ -18,7 +18,7 @@ import pytest
 
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.barrier_tracker.pending import files_of
-from protocol.file_retention import FileOrigin, origin_of
+from protocol.file_retention import LAST_STATE, FileOrigin, origin_of
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state_handles import StateHandle
 from spark_bridge.command import main
@@ -28,6 +28,7 @@ from spark_bridge.storage import CheckpointStorage, StorageError, read_file
 from spark_bridge.storage.files import Files
 from spark_bridge.storage.operator_states import OperatorStates
 from spark_bridge.storage.state_files.folder import StateFolder
+from spark_bridge.storage.state_files.values import StateFiles
 from tests.spark_bridge.simulated_driver import SimulatedDriver
 from tests.spark_bridge.states_in_files import Application, an_application, content_of, missing
 
@@ -256,6 +257,47 @@ async def test_the_files_of_a_subtask_at_rest_stay_as_long_as_it_rests(tmp_path:
 
 
 # --- what is read before a checkpoint is written --------------------------------------------------------------------
+
+
+async def test_a_last_state_goes_with_its_attempt_if_no_checkpoint_needs_it(tmp_path: Path) -> None:  # H190
+    async with an_application(tmp_path, retained=1) as application:
+        (task,) = await application.tasks_of(0)
+        await application.completed_checkpoint()
+        task.write("last")
+        task.uploader.upload(task.uploader.freeze(StateFiles(task.words), LAST_STATE))
+        await application.completed_checkpoint()
+        await application.settle()
+        assert LAST_STATE in origins(application), "the attempt may still end with it"
+        task.kill()
+        await application.settle()
+        (task,) = await application.tasks_of(0)
+        task.remove("last")
+        for _ in range(2):
+            await application.completed_checkpoint()
+            await application.settle()
+        assert LAST_STATE not in origins(application)
+        assert missing(application.storage) == []
+
+
+async def test_a_last_state_from_before_the_first_checkpoint_with_files_stays(tmp_path: Path) -> None:  # H190
+    async with an_application(tmp_path, parallelism=2, retained=1) as application:
+        first, second = await application.tasks_of(0, 1)
+        first.inline = second.lazy = True
+        await application.checkpoint()
+        first.write("last")
+        first.end()
+        await application.settle()
+        application.finish(first)
+        await application.settle()
+        second.upload(1)
+        await application.settle()
+        assert application.completed == [1], "with the state of the first subtask from before its end"
+        second.lazy = False
+        for _ in range(2):
+            await application.completed_checkpoint()
+            await application.settle()
+        assert missing(application.storage) == []
+        assert LAST_STATE in origins(application)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -107,6 +107,7 @@ from protocol.describing import describe
 from protocol.errors import HeadgateError, InputRefused
 from protocol.file_retention import ClaimConfirmed, FilesDeleted, FilesListed, RestoreChosen
 from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
+from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.wire.messages import RestoreMode
 from protocol.wire.state_handles import StateHandle
@@ -415,11 +416,17 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             name="coordinator",
             mailbox=UNBOUNDED,
         )
-        self._gateways = OpenGateways(
-            context, self._config, self._ports, self._statistics, self._coordinator_ref, self._announcer, self._table
-        )
         self._writes = CheckpointWrites(context)
         self._retention = StateRetention(context, self._ports.states, self._write_allowed, self._write_refused)
+        self._gateways = OpenGateways(
+            context,
+            self._config,
+            replace(self._ports, gateway_closed=self._attempt_over),
+            self._statistics,
+            self._coordinator_ref,
+            self._announcer,
+            self._table,
+        )
 
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
         if type(message) in ONE_OF_MANY and self._machine.take_one_of_many(message):
@@ -676,6 +683,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tell(_timed(effect, callback_us))
             case _:
                 raise TypeError(f"no effect of a tracker: {effect!r}")
+
+    def _attempt_over(self, attempt: ExecutionAttempt) -> None:
+        if self._may_have_files:
+            self._retention.attempt_over(attempt.task_attempt_id)
+        self._ports.gateway_closed(attempt)
 
     def _store(self, effect: StoreCheckpoint) -> None:
         """Have a checkpoint written. If it may name files, these are read first, and their retention must allow it."""

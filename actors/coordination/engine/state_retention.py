@@ -18,6 +18,7 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.describing import describe
 from protocol.file_retention import (
     AllowStore,
+    AttemptOver,
     CheckpointBegan,
     CheckpointDurable,
     CheckpointGivenUp,
@@ -110,6 +111,7 @@ class StateRetention:
         self._machine: FileRetention | None = None
         self._waiting: list[RetentionInput] | None = None  # until it is known what the storage keeps
         self._kept: set[int] = set()  # as the machine knows them
+        self._over: list[int] = []  # attempts that have ended before there was a machine
         self._completed = 0
 
     @property
@@ -135,6 +137,9 @@ class StateRetention:
         self._take(RestoreChosen({}))
         for checkpoint_id in begun:
             self._take(CheckpointBegan(checkpoint_id))
+        for task_attempt_id in self._over:  # as if they had ended now, because some may still be in these checkpoints
+            self._take(AttemptOver(task_attempt_id))
+        self._over.clear()
         for checkpoint_id in written:
             self._take(FilesNamed(checkpoint_id, frozenset()))
 
@@ -153,6 +158,12 @@ class StateRetention:
 
     def doubt_ended(self, checkpoint_id: int) -> None:
         self.tell(DoubtEnded(checkpoint_id))
+
+    def attempt_over(self, task_attempt_id: int) -> None:
+        """An attempt of an operator that may have files has finished or failed."""
+        if self._machine is None:
+            self._over.append(task_attempt_id)
+        self.tell(AttemptOver(task_attempt_id))
 
     def completed(self, checkpoint_id: int) -> None:
         if self._machine is None:
