@@ -245,6 +245,9 @@ class Sidecar(PartFactories):
         The RDD or DataFrame must have exactly ``parallelism`` partitions. A run with more is refused. So is a run with
         fewer, unless ``allow_fewer`` is set; the subtasks without a partition then never become ready.
 
+        ``autoscale`` lets the sidecar call ``rescale``, depending on what the operator's sources have not read yet. It
+        needs streaming mode, and a source.
+
         With ``replace``, an operator of the same name is released first, as ``release`` does, so that a notebook's cell
         can be run again. In streaming mode, the new one continues from the newest checkpoint of the old one. While a
         run of the old one is on, this raises ``SidecarError``, and the old one stays.
