@@ -109,6 +109,7 @@ class Autoscaling:
         operator = self._operators.find(self._operator_id)
         if not any(sources_of(operator.parts)):
             raise _without_source(self._operator_id)
+        self._scaler.decide(anyio.current_time(), operator.config.parallelism, None)  # from here on, it sees changes
         operator.autoscaling, operator.observed.autoscale = self, self.status
         system.start_task(self._run, name=f"autoscaling of {self._operator_id}")
 

@@ -479,9 +479,16 @@ class Operators:
     # --- requests ---------------------------------------------------------------------------------------------
 
     async def checkpoint(
-        self, operator_id: str | None, *, timeout_s: float, savepoint_directory: str | None = None
+        self,
+        operator_id: str | None,
+        *,
+        timeout_s: float,
+        savepoint_directory: str | None = None,
+        counts: bool = True,
     ) -> int:
         """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason.
+
+        ``counts``: whether the failure of a checkpoint is one of those that are tolerated in a row.
 
         After a timeout or a cancellation, one that is not complete is given up, and the file of a savepoint is deleted.
         """
@@ -491,7 +498,7 @@ class Operators:
 
         def request(reply_to: Reply[int]) -> RequestCheckpoint:
             asked.append(reply_to)
-            return RequestCheckpoint(reply_to, savepoint_directory)
+            return RequestCheckpoint(reply_to, savepoint_directory, counts)
 
         try:
             with _explained(operator.watch):

@@ -102,7 +102,7 @@ class Rescaling:
             return
         async with _Turn(operator_id, operator.batch_turn, timeout_s):
             left_s = began_at + timeout_s - anyio.current_time()
-            checkpoint_id = await self._operators.checkpoint(operator_id, timeout_s=max(left_s, 0.001))
+            checkpoint_id = await self._operators.checkpoint(operator_id, timeout_s=max(left_s, 0.001), counts=False)
             self._refuse_cut(operator_id, operator, await operator.port.restore_latest(), parallelism)
             with anyio.CancelScope(shield=True):  # from here on, a cancellation comes too late
                 async with self._operators.away(operator_id):

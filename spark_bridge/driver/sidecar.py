@@ -313,8 +313,8 @@ class Sidecar(PartFactories):
         Raises ``SidecarError``, before anything is stopped: in batch mode; for a run whose action was not given to
         ``run``; for an operator whose state counts Spark's records, during its run; for one whose states would meet and
         whose class does not merge them; if another change is under way. ``CheckpointFailed`` and ``AskTimeout`` come
-        from the checkpoint. With each of them, the parallelism stays as it is, and so does the run, unless more
-        checkpoints than ``tolerated_failures`` have failed in a row. If the operator cannot start with the new
+        from the checkpoint, whose failure does not count towards ``tolerated_failures``. With each of them, the
+        parallelism stays as it is, and so does the run. If the operator cannot start with the new
         parallelism, as for a ``Group`` that is too large, this raises why, and it continues with the old one.
         """
 

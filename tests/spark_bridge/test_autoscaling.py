@@ -58,9 +58,12 @@ class Bench:
         self._clock = clock
         self._runs = 0  # 0: it has none
 
-    async def do(self, call: Coroutine[Any, Any, Any]) -> Any:
+    def task(self, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         with self._virtual.enter():
-            running = asyncio.get_running_loop().create_task(call)
+            return asyncio.get_running_loop().create_task(call)
+
+    async def do(self, call: Coroutine[Any, Any, Any]) -> Any:
+        running = self.task(call)
         await self._clock.advance(0.0)
         return await running
 
@@ -191,6 +194,28 @@ async def test_a_change_by_hand_is_not_disturbed_and_is_followed_by_the_pause(mo
         await it.do(it.runtime.rescale("a", 2))
         assert await it.after(19) == 2
         assert await it.after(5) == 5
+
+
+async def test_a_change_by_hand_may_take_longer_than_the_scaling_looks_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Known):
+        waits_at = 2
+        gate = asyncio.Event()
+
+        async def start(self, context: Any) -> None:
+            if context.parallelism == self.waits_at:
+                await self.gate.wait()
+            await super().start(context)
+
+    async with bench(monkeypatch) as it:
+        await it.coordinate(Slow)
+        it.run()
+        by_hand = it.task(it.runtime.rescale("a", 2))
+        assert await it.after(5) == 1
+        Slow.gate.set()
+        Known.left = 450
+        assert await it.after(15) == 2
+        await by_hand
+        assert await it.after(15) == 5
 
 
 async def test_it_does_not_grow_beyond_the_tasks_that_spark_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
