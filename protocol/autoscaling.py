@@ -20,7 +20,7 @@ from math import ceil, inf
 from operator import ge, le
 from typing import NamedTuple
 
-from protocol.arguments import AT_LEAST_1, POSITIVE, WAIT, check_fields, checked_names
+from protocol.arguments import PARALLELISM, POSITIVE, WAIT, check_fields, checked_names
 from protocol.restart import ExponentialDelay, RestartBackoff
 
 __all__ = ["Autoscale", "Autoscaler", "Decision"]
@@ -73,8 +73,8 @@ class Autoscale:
     def __post_init__(self) -> None:
         check_fields(
             self,
-            min=AT_LEAST_1,
-            max=AT_LEAST_1,
+            min=PARALLELISM,
+            max=PARALLELISM,
             backlog_per_subtask=POSITIVE,
             splits_per_subtask=POSITIVE,
             up_after_s=WAIT,

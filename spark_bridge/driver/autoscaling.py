@@ -157,7 +157,7 @@ class Autoscaling:
         in_splits = self._scaler.policy.splits_per_subtask is not None
         largest = 0
         for name, source in sources_of(parts):
-            backlog = source.whole_backlog(in_splits=in_splits)
+            backlog = source._whole_backlog(in_splits=in_splits)
             if isinstance(backlog, str):
                 return f"source {name!r}: {backlog}" if name else backlog
             largest = max(largest, backlog)

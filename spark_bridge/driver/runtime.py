@@ -30,7 +30,7 @@ from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
-from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked, moved
+from protocol.arguments import ACTION, AT_LEAST_1, NAME, PARALLELISM, WAIT, checked, moved
 from protocol.autoscaling import Autoscale
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.describing import type_name
@@ -542,7 +542,7 @@ class SidecarRuntime(PartFactories):
         heartbeat_interval_s="gateway=GatewayLimits(heartbeat_interval_s=...)",
         heartbeat_timeout_s="gateway=GatewayLimits(heartbeat_timeout_s=...)",
     )
-    @checked(coordinator=COORDINATOR, parallelism=AT_LEAST_1, uses=USES, restore=RESTORE)
+    @checked(coordinator=COORDINATOR, parallelism=PARALLELISM, uses=USES, restore=RESTORE)
     async def coordinate(
         self,
         operator_id: str,
@@ -695,7 +695,7 @@ class SidecarRuntime(PartFactories):
         return handle
 
     @must_be_awaited
-    @checked(name=NAME, parallelism=AT_LEAST_1, splits_max=AT_LEAST_1)
+    @checked(name=NAME, parallelism=PARALLELISM, splits_max=AT_LEAST_1)
     async def source(
         self,
         name: str,
@@ -768,7 +768,7 @@ class SidecarRuntime(PartFactories):
                 self._gauges_ref.tell(Forget())
 
     @must_be_awaited
-    @checked(parallelism=AT_LEAST_1)
+    @checked(parallelism=PARALLELISM)
     async def rescale(self, operator_id: str, parallelism: int, *, timeout_s: float = 60.0) -> None:
         """See ``Sidecar.rescale``."""
         self._require_running()

@@ -42,15 +42,15 @@ refused-change-every-second [feared; H198]
   F if now < self._again_at:
 missing-subtasks-have-nothing [feared; H198]
   What is in the splits of subtasks that do not run does not count, and the operator shrinks.
-  @ actors.coordination.sources.source:SourceCoordinator.whole_backlog
+  @ actors.coordination.sources.source:SourceCoordinator._whole_backlog
   F if missing := self._context.parallelism - len(readers | self._finished):
 silent-subtasks-have-nothing [feared; H198]
   What is in the splits of a subtask that has just been restored does not count, and the operator shrinks.
-  @ actors.coordination.sources.source:SourceCoordinator.whole_backlog
+  @ actors.coordination.sources.source:SourceCoordinator._whole_backlog
   F if silent := sorted(readers & ((reading - self._backlogs.keys()) | (readers - self._heard))):
 nobody-reports-so-nothing-is-left [found; H198]
   A source whose readers report nothing counts as read.
-  @ actors.coordination.sources.source:SourceCoordinator.whole_backlog
+  @ actors.coordination.sources.source:SourceCoordinator._whole_backlog
   F if known.amount is None and not self._reported:
 scales-what-has-its-name [feared; H198]
   An operator that replaces another one is scaled by what that one had.

@@ -137,7 +137,7 @@ def test_splits_have_a_limit_of_their_number() -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"min": 0, "max": 3}, "min must be an int of at least 1, not 0"),
+        ({"min": 0, "max": 3}, "min must be an int from 1 to 1000000, not 0"),
         ({"min": 4, "max": 3}, r"max must be at least min \(4\), not 3"),
         ({"min": 1, "max": 3, "pause_s": -1.0}, "pause_s must be a number of seconds, at least 0"),
         ({"min": 1, "max": 3, "backlog_per_subtask": 0.0}, "backlog_per_subtask must be a positive number"),
@@ -202,7 +202,7 @@ def test_it_decides_as_the_model_does_whatever_comes(seed: int) -> None:
     for _ in range(1500):
         now += chance.choice([0.5, 1.0, 1.0, 1.0, 1.5, 30.0 if chance.random() < 0.02 else 1.0])
         if chance.random() < 0.03:
-            level = chance.choice([0, 150, 300, 500, 1200])
+            level = chance.choice([0, 157, 307, 507, 1207])
         backlog = None if chance.random() < 0.05 else level + chance.choice([0, 0, 20, 300])
         slots = chance.choice([None, None, None, 5])
         if chance.random() < 0.005:  # by hand, even outside of the limits

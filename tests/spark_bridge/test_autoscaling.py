@@ -43,7 +43,7 @@ class Known(SourceCoordinator):
             raise ValueError(f"{context.parallelism} is too many")
         await super().start(context)
 
-    def whole_backlog(self, *, in_splits: bool) -> int | str:
+    def _whole_backlog(self, *, in_splits: bool) -> int | str:
         if self.left == "broken":
             raise ValueError("no figures")
         return self.left

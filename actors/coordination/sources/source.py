@@ -380,7 +380,7 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
             tuple([SplitBacklog(subtask, text_of_split(split), left) for subtask, split, left in largest]),
         )
 
-    def whole_backlog(self, *, in_splits: bool) -> int | str:
+    def _whole_backlog(self, *, in_splits: bool) -> int | str:
         """How much all subtasks have not read yet, together with what is not handed out; why, if that is not known.
 
         Unlike ``backlog``, it is never a part of that. A subtask that is ready and has not said anything has a split
