@@ -57,6 +57,18 @@ savepoint-is-not-taken-over [model; H193]
   A checkpoint refers to the files of the savepoint that the application started from.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.store
   ~ elif self.elsewhere: => elif False:
+hanging-request-holds-up-the-next-upload [found; H192]
+  A request to the storage that hangs holds up the uploads of all later checkpoints of its attempt.
+  @ spark_bridge.subtask.uploads:UploadThread.stop
+  F if self._running is not None and self._running.stopped and len(self._threads) <= LEFT_BEHIND_MAX:
+any-number-of-uploads-may-hang [feared; H192]
+  Each checkpoint that is aborted while the storage hangs leaves a thread and the files of a snapshot behind.
+  @ spark_bridge.subtask.uploads:UploadThread.stop
+  ~ and len(self._threads) <= LEFT_BEHIND_MAX => and True
+late-answer-is-remembered [feared; H190]
+  A file whose request hung until after a later checkpoint is named again, although the driver may have deleted it.
+  @ protocol.file_retention:UploadedFiles.stored
+  ~ and checkpoint_id > self._completed_id => and True
 copies-are-forgotten [feared; H193]
   A reset refers to the files of the savepoint, and not to the copies.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
@@ -80,7 +92,7 @@ reuses-of-a-restored-savepoint [model; H193]
 reuses-of-a-written-savepoint [model; H193]
   A checkpoint names files that were uploaded into a savepoint.
   @ protocol.file_retention:UploadedFiles.stored
-  T if not target:
+  ~ if not target and => if True and
 names-are-used-again [model; H191]
   Two attempts of a subtask upload files under the same name.
   @ protocol.file_retention:file_name
