@@ -34,6 +34,8 @@ log = get_logger("headgate.operators")
 EVERY_S = 1.0
 RESCALE_TIMEOUT_S = 60.0
 """Or the deadline of the operator's checkpoints, if that is later."""
+REPORT_S = 60.0
+_NO_RUN = Decision(None, None, "the operator has no run")
 
 
 def check_autoscale(
@@ -97,7 +99,9 @@ class Autoscaling:
         self._jobs = jobs
         self._slots = slots
         self._wall_time = wall_time
-        self._decision = Decision(None, None, "")
+        self._decision = _NO_RUN
+        self._unknown_since: float | None = None
+        self._reported = False  # that it has been unknown for long
         self._last_change: ScalingRecord | None = None
         self._last_refusal: ScalingRecord | None = None
 
@@ -132,25 +136,35 @@ class Autoscaling:
             except SidecarNotRunning:
                 return
             except Exception as error:  # of the user's enumerator, or of Spark
-                self._decision = Decision(None, None, f"the backlog cannot be read: {describe(error)}")
+                self._report(describe(error))
 
     def _is_mine(self, operator: Operator) -> bool:
         return operator.autoscaling is self
 
     async def _look(self, operator: Operator) -> None:
         if self._operator_id not in self._jobs.operator_ids:
-            self._decision = Decision(None, None, "the operator has no run")
+            self._decision, self._unknown_since = _NO_RUN, None
             return
         before, backlog = operator.config.parallelism, self._backlog(operator.parts)
         if isinstance(backlog, str):
             self._scaler.decide(anyio.current_time(), before, None)
-            self._decision = Decision(None, None, f"the backlog is not known: {backlog}")
+            self._report(backlog)
             return
+        self._unknown_since, self._reported = None, False
         may_grow = backlog > before * self._scaler.policy.per_subtask
         slots = await self._slots() if may_grow else None
         self._decision = decision = self._scaler.decide(anyio.current_time(), before, backlog, slots)
         if decision.to is not None:
             await self._change(before, decision.to, decision.why, operator.config.checkpoint.timeout_s)
+
+    def _report(self, why: str) -> None:
+        """The backlog is not known. Once it has not been for long, the log says so."""
+        self._decision = Decision(None, None, f"the backlog is not known: {why}")
+        now = anyio.current_time()
+        self._unknown_since = now if self._unknown_since is None else self._unknown_since
+        if now - self._unknown_since >= REPORT_S and not self._reported:
+            self._reported = True
+            log.warning("operator not scaled, its backlog is not known", operator_id=self._operator_id, why=why)
 
     def _backlog(self, parts: Parts) -> int | str:
         """The largest one of its sources; why, if one of them is not known."""
@@ -173,9 +187,8 @@ class Autoscaling:
             raise
         except Exception as error:
             self._scaler.refused(anyio.current_time())
-            if self._operator_id in self._operators:  # otherwise it was released in the meantime
-                self._last_refusal = ScalingRecord(self._wall_time(), before, parallelism, describe(error))
-                log.warning("operator not scaled", error=describe(error), **fields)
+            self._last_refusal = ScalingRecord(self._wall_time(), before, parallelism, describe(error))
+            log.warning("operator not scaled", error=describe(error), **fields)
             return
         operator = self._operators.get(self._operator_id)
         if operator is not None and self._is_mine(operator):

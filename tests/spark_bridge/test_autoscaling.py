@@ -151,7 +151,11 @@ async def test_without_a_figure_it_stays_and_says_what_is_missing(left: str, mon
         await it.coordinate()
         it.run()
         Known.left = left
-        assert await it.after(100) == 1
+        with capture_logs() as logs:
+            assert await it.after(50) == 1
+            assert logs == []
+            assert await it.after(100) == 1
+        assert [one["event"] for one in logs] == ["operator not scaled, its backlog is not known"]
         status = await it.status()
         assert status.wanted is None
         assert ("no figures" if left == "broken" else left) in status.why
