@@ -253,9 +253,13 @@ one-piece-is-taken-whole [feared; H191]
   A subtask that gets a part of one folder is not asked to drop the rest.
   @ protocol.wire.messages:SubtaskState.is_whole
   ~ self.groups is None or self.files is None or self.groups == (self.files.key_groups or ())[:2] => True
+number-of-groups-is-found-late [found; H52]
+  Another number of key groups than the checkpoint's is found at the first snapshot.
+  @ spark_bridge.subtask.keyed_state:KeyedState.__init__
+  - context._check_key_groups(groups)
 number-of-groups-changes [feared; H52]
   An operator stores with other key groups than it restored.
-  @ spark_bridge.subtask.state_files:TaskFiles._own_groups
+  @ spark_bridge.subtask.state_files:TaskFiles.check_key_groups
   F if self._key_groups not in (None, groups.count):
 merged-folders-stay [feared; H191]
   The folders of pieces that were merged stay on the disk as long as the task runs.
