@@ -42,7 +42,8 @@ Sending your own classes:
 Settings:
     ``SidecarConfig`` has what most programs set, and four groups of what fewer do: ``Addresses``, ``StorageDetails``,
     ``Watching`` and ``SidecarLimits``. It also takes a ``TlsCertificate``, a ``LedgerConfig`` and ``GatewayLimits``.
-    An operator takes ``GatewayLimits`` and a ``CheckpointConfig``; ``CheckpointFile`` names a checkpoint to start from.
+    An operator takes ``GatewayLimits``, a ``CheckpointConfig`` and an ``Autoscale``; ``CheckpointFile`` names a
+    checkpoint to start from.
     ``FixedDelay``, ``ExponentialDelay`` and ``NO_RESTART`` are for restarts. A mode is the string "batch" or
     "streaming".
 Inspecting:
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from protocol.attempts import FailureKind as FailureKind
     from protocol.attempts import FailureReason as FailureReason
     from protocol.attempts import LedgerConfig as LedgerConfig
+    from protocol.autoscaling import Autoscale as Autoscale
     from protocol.barrier_tracker import CheckpointConfig as CheckpointConfig
     from protocol.errors import HeadgateError as HeadgateError
     from protocol.event_types import Request as Request

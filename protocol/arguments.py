@@ -114,6 +114,9 @@ WAIT = Rule("a number of seconds, at least 0", NOT_NEGATIVE.accepts)
 INT64 = between(-_HUGE, _HUGE - 1, "an int of at most 64 bits")
 AT_LEAST_0 = between(0, _HUGE - 1, "an int of at least 0")
 AT_LEAST_1 = between(1, _HUGE - 1, "an int of at least 1")
+SUBTASKS_MAX = 1_000_000
+"""Of one operator. A checkpoint looks at all of them in one turn of the event loop, which stays below a second."""
+PARALLELISM = between(1, SUBTASKS_MAX, f"an int from 1 to {SUBTASKS_MAX}")
 ID = between(-1, _HUGE - 1, "the id of a checkpoint, or -1 for none")
 FACTOR = Rule("a number of at least 1", lambda value: _is_finite(value) and value >= 1)
 FRACTION = between(0, 1, "a number from 0 to 1")

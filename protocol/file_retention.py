@@ -509,6 +509,7 @@ class UploadedFiles:
     def __init__(self) -> None:
         self._names: dict[Hashable, tuple[str, int]] = {}  # by identity; with the checkpoint of the upload
         self._own: dict[int, frozenset[str]] = {}  # what its state names at each checkpoint that is not over
+        self._completed_id = -1
 
     def restored(self, files: Iterable[tuple[Hashable, str]], *, elsewhere: bool = False) -> None:
         """The attempt has restored these files: identity and name. ``elsewhere``: from a savepoint."""
@@ -523,8 +524,12 @@ class UploadedFiles:
         return None if known is None else known[0]
 
     def stored(self, identity: Hashable, name: str, checkpoint_id: int, target: str = "") -> None:
-        """The upload of a file for a checkpoint is complete. What becomes of the checkpoint makes no difference."""
-        if not target:
+        """The upload of a file for a checkpoint is complete. What becomes of the checkpoint makes no difference.
+
+        One that ends after a later checkpoint is complete, because the storage has answered late, is as if it had been
+        forgotten then.
+        """
+        if not target and checkpoint_id > self._completed_id:
             self._names[identity] = name, checkpoint_id
 
     def manifest_stored(self, checkpoint_id: int, names: Iterable[str]) -> None:
@@ -533,6 +538,7 @@ class UploadedFiles:
 
     def completed(self, checkpoint_id: int) -> None:
         """Forget each file that is not in the attempt's own state at this checkpoint. The driver may delete it."""
+        self._completed_id = max(self._completed_id, checkpoint_id)
         own = self._own.get(checkpoint_id, frozenset())
         self._names = {
             identity: (name, born)

@@ -18,6 +18,7 @@ from pathlib import Path
 from actors.coordination.engine.inputs import INPUT_ID_CHARS_MAX
 from headgate import Addresses, CheckpointConfig, GatewayLimits, LedgerConfig, SidecarLimits, StorageDetails, Watching
 from headgate.errors import HeadgateError
+from protocol.arguments import SUBTASKS_MAX
 from protocol.gateway.types import HEARTBEAT_TIMEOUT_S
 from protocol.wire.checkpoint_format import CHECKPOINT_BYTES_MAX
 from protocol.wire.framing import EVENT_BYTES_MOST, WireLimits
@@ -331,6 +332,7 @@ def _limits() -> dict[str, list[tuple[str, str, str, str]]]:
             ),
         ],
         "Ready-made parts": [
+            ("subtasks of an operator", f"{SUBTASKS_MAX:,}", "–", "`coordinate` and `rescale` raise `ValueError`"),
             ("parts and stages of an operator", f"{PARTS_MAX - 1}", "–", "`coordinate` raises `LocalProtocolError`"),
             (
                 "items that tasks add to a work queue",

@@ -244,7 +244,16 @@ ALSO_RIGHT: dict[str, list[Any]] = {
 FOR_PEOPLE = ("cause", "error", "failure", "reason")
 """Texts that are only shown."""
 
-VALID: dict[str, Any] = {"columns": ["a"], "subtask": 0, "attempt": 0, "parallelism": 1, "every_s": 1.0, "delay_s": 1.0}
+VALID: dict[str, Any] = {
+    "columns": ["a"],
+    "subtask": 0,
+    "attempt": 0,
+    "parallelism": 1,
+    "every_s": 1.0,
+    "delay_s": 1.0,
+    "min": 1,
+    "max": 2,
+}
 """Values for required parameters, by name, for the calls in which another one is wrong."""
 
 

@@ -43,7 +43,7 @@ def test_every_name_of_the_front_door_can_be_loaded_and_is_explained(module: Mod
 
 def test_a_program_needs_few_names() -> None:
     """What fewer programs need is in other modules, so that the front door stays short."""
-    assert len(FRONT[0].__all__) <= 50
+    assert len(FRONT[0].__all__) <= 51
 
 
 def test_a_name_is_in_one_place() -> None:

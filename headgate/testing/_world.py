@@ -38,7 +38,7 @@ from actors.testing import DeterministicKit, Schedule, kit_of
 from headgate.testing._answer import Answer
 from headgate.testing._operator_task import OperatorTask
 from headgate.testing._task import MemoryConnection, Task
-from protocol.arguments import ANY, AT_LEAST_1, NAME, WAIT, check_attributes, checked
+from protocol.arguments import ANY, AT_LEAST_1, NAME, PARALLELISM, WAIT, check_attributes, checked
 from protocol.attempts import (
     AttemptAccepted,
     CancelJobs,
@@ -703,7 +703,7 @@ class _LedgerActor(Actor[LedgerInput]):
 
 
 @checked(
-    coordinator=COORDINATOR, parallelism=AT_LEAST_1, uses=USES, attempts_max=AT_LEAST_1, operator_id=NAME, seed=ANY
+    coordinator=COORDINATOR, parallelism=PARALLELISM, uses=USES, attempts_max=AT_LEAST_1, operator_id=NAME, seed=ANY
 )
 @asynccontextmanager
 async def running_operator(

@@ -106,12 +106,14 @@ class CheckpointTriggered:
 
     Exactly one of ``NotifyCheckpointComplete``, ``EndSavepoint``, ``NotifyCheckpointAborted`` and ``RefuseCheckpoint``
     answers it. A ``savepoint`` is stored elsewhere, completes nothing, and is not a point to restore (H49).
-    ``target``: the folder for its files (H193).
+    ``target``: the folder for its files (H193). ``counts``: whether its failure counts as one of those in a row (H45);
+    False if the one who asked for it acts on the failure, as for every savepoint.
     """
 
     checkpoint_id: int
     savepoint: bool = False
     target: str = ""
+    counts: bool = True
 
 
 @value

@@ -52,7 +52,8 @@ subsumes nor is subsumed: it is stored elsewhere, and its requester waits for th
 **Withheld** is an attempt that becomes ready while a checkpoint in which it has no part is closing the others. The
 coordinator learns of the attempt after the request for its own snapshot.
 
-**Failures** in a row are counted over all checkpoints except savepoints. More than ``tolerated_failures`` become a
+**Failures** in a row are counted over all checkpoints except savepoints, and those whose requester acts on a failure,
+as a change of the parallelism does. More than ``tolerated_failures`` become a
 global failure (H45). From then on everything is *halted* until the operator's reset: pending checkpoints are given up,
 none starts, and requests are refused. The same holds after the end of a run in which a subtask has failed and was not
 reset. If the run succeeds nevertheless, nothing is left to fail, and its final checkpoint may start.
@@ -281,6 +282,7 @@ class PendingCheckpoint:
     at_rest: dict[int, SubtaskSnapshot]
     savepoint: bool = False
     target: str = ""  # of a savepoint
+    counts: bool = True  # its failure, unless it is a savepoint
     hold_events: bool = True
     partitions: int = 0  # see ``CompletedCheckpoint``
     elsewhere: frozenset[StateHandle] = frozenset()  # whose files a checkpoint must copy
@@ -588,7 +590,7 @@ class CheckpointsUnderWay:
         request, self.queued = self.queued[0], None
         pending = PendingCheckpoint(request.checkpoint_id, now + self.config.timeout_s, parts, at_rest)
         pending.savepoint, pending.hold_events = request.savepoint, self.config.hold_events
-        pending.target, pending.elsewhere = request.target, self.elsewhere
+        pending.target, pending.counts, pending.elsewhere = request.target, request.counts, self.elsewhere
         self.pending[request.checkpoint_id] = pending
         return pending
 
@@ -775,9 +777,9 @@ class CheckpointsUnderWay:
         self.move_on(out)
 
     def _fail(self, pending: PendingCheckpoint, reason: str, out: Effects) -> None:
-        """Fail a checkpoint, which counts unless it is a savepoint (H45). The caller then calls ``move_on``."""
+        """Fail a checkpoint, which counts unless its requester acts on it (H45). The caller then calls ``move_on``."""
         self._end(pending, reason, out)
-        if not pending.savepoint:
+        if pending.counts and not pending.savepoint:
             self.failures += 1
         if self.failures > self.config.tolerated_failures:
             what = f"{self.failures} checkpoints in a row failed, the last one, {pending.checkpoint_id}"

@@ -147,6 +147,11 @@ def task_slots(context: Any) -> int | None:
         return None
 
 
+def allocates_executors(context: Any) -> bool:
+    """Whether Spark starts executors when tasks wait for them. Blocks for a call."""
+    return str(context.getConf().get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
+
+
 def check_worker_python(context: Any) -> None:
     """Refuse workers that cannot run a subtask, before any task is tried. Blocks (it may start one interpreter).
 

@@ -82,7 +82,7 @@ from spark_bridge.storage import (
 )
 from spark_bridge.subtask.parts import overrides_handle_event
 
-__all__ = ["Operator", "Operators", "WholeCalls", "check_savepoint_directory"]
+__all__ = ["Operator", "Operators", "WholeCalls", "check_savepoint_directory", "sources_of"]
 
 T = TypeVar("T")
 log = get_logger("headgate.operators")
@@ -182,6 +182,7 @@ class Operator:
     failure: BaseException | None = None
     broken: OperatorBroken | None = None  # once its actors have ended with an error that is ours
     told: Settled | None = None  # what a ``run`` or a micro-batch knows, and has raised or tries again
+    autoscaling: object = None  # of which its task knows whether the operator is still the same one
     batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
     shipped_classes: set[object] = field(default_factory=set)
 
@@ -478,9 +479,16 @@ class Operators:
     # --- requests ---------------------------------------------------------------------------------------------
 
     async def checkpoint(
-        self, operator_id: str | None, *, timeout_s: float, savepoint_directory: str | None = None
+        self,
+        operator_id: str | None,
+        *,
+        timeout_s: float,
+        savepoint_directory: str | None = None,
+        counts: bool = True,
     ) -> int:
         """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason.
+
+        ``counts``: whether the failure of a checkpoint is one of those that are tolerated in a row.
 
         After a timeout or a cancellation, one that is not complete is given up, and the file of a savepoint is deleted.
         """
@@ -490,7 +498,7 @@ class Operators:
 
         def request(reply_to: Reply[int]) -> RequestCheckpoint:
             asked.append(reply_to)
-            return RequestCheckpoint(reply_to, savepoint_directory)
+            return RequestCheckpoint(reply_to, savepoint_directory, counts)
 
         try:
             with _explained(operator.watch):
@@ -680,6 +688,10 @@ class Operators:
         """The operator's stored checkpoints in ascending order. Reads all of them."""
         return await self._storage.run_in_thread(partial(self._storage.storage.list, operator_id))
 
+    def get(self, operator_id: str) -> Operator | None:
+        """The operator with this name, which may be broken; None if there is none."""
+        return self._operators.get(operator_id)
+
     def find(self, operator_id: str | None) -> Operator:
         """The operator with this name, or the only one. Raises ``SidecarError``, also if it is broken."""
         if operator_id is None:
@@ -731,17 +743,18 @@ async def _delete_savepoint(port: StoragePort, checkpoint_id: int) -> None:
 
 def _splits_of(parts: Parts) -> tuple[int, int | None] | None:
     """How far a source is; None for other coordinators. Any thread."""
-    for _, source in _sources_of(parts):
+    for _, source in sources_of(parts):
         return source.splits_progress
     return None
 
 
 def _backlogs_of(parts: Parts) -> dict[str, SourceBacklog]:
     """What each source has not read yet, by the name of the stage or part; the user's own has none."""
-    return {name: source.backlog for name, source in _sources_of(parts)}
+    return {name: source.backlog for name, source in sources_of(parts)}
 
 
-def _sources_of(parts: Parts) -> Iterator[tuple[str, SourceCoordinator]]:
+def sources_of(parts: Parts) -> Iterator[tuple[str, SourceCoordinator]]:
+    """The sources among the coordinators of an operator, with the names of their stages."""
     for part in parts:
         coordinator = part.coordinator
         if isinstance(coordinator, SourceCoordinator):

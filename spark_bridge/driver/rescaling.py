@@ -67,8 +67,18 @@ class Rescaling:
         self._release = release
         self._under_way: set[str] = set()
 
-    async def rescale(self, operator_id: str, parallelism: int, timeout_s: float) -> None:
-        """See ``Sidecar.rescale``."""
+    def is_under_way(self, operator_id: str) -> bool:
+        """Whether a call of ``rescale`` for this operator has not ended."""
+        return operator_id in self._under_way
+
+    async def rescale(
+        self,
+        operator_id: str,
+        parallelism: int,
+        timeout_s: float,
+        is_meant: Callable[[Operator], bool] = lambda operator: True,
+    ) -> None:
+        """See ``Sidecar.rescale``. Nothing happens to an operator that is not meant, because it has a name again."""
         if operator_id in self._under_way:
             raise SidecarError(
                 f"another change of the parallelism of operator {operator_id!r} is under way: wait until that call "
@@ -76,19 +86,23 @@ class Rescaling:
             )
         self._under_way.add(operator_id)
         try:
-            await self._calls.run(operator_id, partial(self._rescale, operator_id, parallelism, timeout_s))
+            await self._calls.run(operator_id, partial(self._rescale, operator_id, parallelism, timeout_s, is_meant))
         finally:
             self._under_way.discard(operator_id)
 
-    async def _rescale(self, operator_id: str, parallelism: int, timeout_s: float) -> None:
+    async def _rescale(
+        self, operator_id: str, parallelism: int, timeout_s: float, is_meant: Callable[[Operator], bool]
+    ) -> None:
         began_at = anyio.current_time()
         operator = self._operators.find(operator_id)
+        if not is_meant(operator):
+            return
         config = self._refused_unless_possible(operator_id, operator, parallelism)
         if parallelism == config.parallelism:
             return
         async with _Turn(operator_id, operator.batch_turn, timeout_s):
             left_s = began_at + timeout_s - anyio.current_time()
-            checkpoint_id = await self._operators.checkpoint(operator_id, timeout_s=max(left_s, 0.001))
+            checkpoint_id = await self._operators.checkpoint(operator_id, timeout_s=max(left_s, 0.001), counts=False)
             self._refuse_cut(operator_id, operator, await operator.port.restore_latest(), parallelism)
             with anyio.CancelScope(shield=True):  # from here on, a cancellation comes too late
                 async with self._operators.away(operator_id):
@@ -190,6 +204,7 @@ class Rescaling:
         """Let users keep their handle, and the query of micro-batches its turn."""
         operator = self._operators.find(operator_id)
         operator.batch_turn, operator.shipped_classes = before.batch_turn, before.shipped_classes
+        operator.autoscaling, operator.observed.autoscale = before.autoscaling, before.observed.autoscale
         if before.handle is not None:
             before.handle._become(handle)
             operator.handle = before.handle

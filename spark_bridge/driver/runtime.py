@@ -30,7 +30,8 @@ from actors.coordination.engine.operator_config import UNBOUNDED
 from actors.host import Host
 from actors.logs import get_logger
 from actors.threads import ACTIONS, DRIVER, USER
-from protocol.arguments import ACTION, AT_LEAST_1, NAME, WAIT, checked, moved
+from protocol.arguments import ACTION, AT_LEAST_1, NAME, PARALLELISM, WAIT, checked, moved
+from protocol.autoscaling import Autoscale
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.describing import type_name
 from protocol.event_types import Output, Received, Sent
@@ -50,6 +51,7 @@ from spark_bridge.common.certificates import Encryption, encryption
 from spark_bridge.common.endpoint import TaskEndpoint
 from spark_bridge.common.errors import OutputNotCommitted, ServerLost, SidecarError, SidecarNotRunning
 from spark_bridge.driver.actions import RUN_FAIL_S, Actions
+from spark_bridge.driver.autoscaling import Autoscaling, check_autoscale
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import RECORDS, TASKS, OperatorHandle, PartFactories
 from spark_bridge.driver.loop import BlockedLoopWatch, FrozenHeap
@@ -540,7 +542,7 @@ class SidecarRuntime(PartFactories):
         heartbeat_interval_s="gateway=GatewayLimits(heartbeat_interval_s=...)",
         heartbeat_timeout_s="gateway=GatewayLimits(heartbeat_timeout_s=...)",
     )
-    @checked(coordinator=COORDINATOR, parallelism=AT_LEAST_1, uses=USES, restore=RESTORE)
+    @checked(coordinator=COORDINATOR, parallelism=PARALLELISM, uses=USES, restore=RESTORE)
     async def coordinate(
         self,
         operator_id: str,
@@ -555,6 +557,7 @@ class SidecarRuntime(PartFactories):
         restored_input: RestoredInput | None = None,
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
         allow_fewer: bool = False,
+        autoscale: Autoscale | None = None,
         replace: bool = False,
     ) -> AsyncOperatorHandle[Received, Sent]:
         """See ``Sidecar.coordinate``."""
@@ -572,6 +575,14 @@ class SidecarRuntime(PartFactories):
         )
         compose = partial(composed, operator_id, coordinator, uses)
         add = partial(self._add_rescalable, config, compose, restore, compose())
+        if autoscale is not None:
+            if not self._driver.is_here:
+                raise SidecarError(
+                    f"operator {operator_id!r} cannot have autoscale in this process, because the program that calls "
+                    "its action is in another one: leave it out, or coordinate in a sidecar of that program"
+                )
+            check_autoscale(operator_id, autoscale, mode, parallelism, coordinator)
+            add = partial(self._add_autoscaled, operator_id, autoscale, add)
         return await self._calls.run(operator_id, partial(self._replaced, operator_id, add, replace=replace))
 
     def _operator_config(
@@ -625,6 +636,27 @@ class SidecarRuntime(PartFactories):
         self._operators.find(config.operator_id).compose = compose
         return handle
 
+    async def _add_autoscaled(
+        self, operator_id: str, autoscale: Autoscale, add: Callable[[], Awaitable[AsyncOperatorHandle]]
+    ) -> AsyncOperatorHandle:
+        handle = await add()
+        autoscaling = Autoscaling(
+            operator_id,
+            autoscale,
+            self._operators,
+            self._rescaling,
+            self._running_jobs,
+            self._driver.cores_max,
+            lambda: self._journal.epoch + self._system.clock.now(),
+        )
+        try:
+            autoscaling.begin(self._system)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._release(operator_id)
+            raise
+        return handle
+
     async def _add(self, config: OperatorConfig, parts: Composed, restore: Restore) -> AsyncOperatorHandle:
         operator_id, parallelism, mode = config.operator_id, config.parallelism, config.mode
         encrypts_files = await self._driver.encrypts_files()
@@ -663,7 +695,7 @@ class SidecarRuntime(PartFactories):
         return handle
 
     @must_be_awaited
-    @checked(name=NAME, parallelism=AT_LEAST_1, splits_max=AT_LEAST_1)
+    @checked(name=NAME, parallelism=PARALLELISM, splits_max=AT_LEAST_1)
     async def source(
         self,
         name: str,
@@ -736,7 +768,7 @@ class SidecarRuntime(PartFactories):
                 self._gauges_ref.tell(Forget())
 
     @must_be_awaited
-    @checked(parallelism=AT_LEAST_1)
+    @checked(parallelism=PARALLELISM)
     async def rescale(self, operator_id: str, parallelism: int, *, timeout_s: float = 60.0) -> None:
         """See ``Sidecar.rescale``."""
         self._require_running()

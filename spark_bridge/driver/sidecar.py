@@ -245,6 +245,9 @@ class Sidecar(PartFactories):
         The RDD or DataFrame must have exactly ``parallelism`` partitions. A run with more is refused. So is a run with
         fewer, unless ``allow_fewer`` is set; the subtasks without a partition then never become ready.
 
+        ``autoscale`` lets the sidecar call ``rescale``, depending on what the operator's sources have not read yet. It
+        needs streaming mode, and a source.
+
         With ``replace``, an operator of the same name is released first, as ``release`` does, so that a notebook's cell
         can be run again. In streaming mode, the new one continues from the newest checkpoint of the old one. While a
         run of the old one is on, this raises ``SidecarError``, and the old one stays.
@@ -310,9 +313,9 @@ class Sidecar(PartFactories):
         Raises ``SidecarError``, before anything is stopped: in batch mode; for a run whose action was not given to
         ``run``; for an operator whose state counts Spark's records, during its run; for one whose states would meet and
         whose class does not merge them; if another change is under way. ``CheckpointFailed`` and ``AskTimeout`` come
-        from the checkpoint. With each of them, the parallelism stays as it is, and so does the run, unless more
-        checkpoints than ``tolerated_failures`` have failed in a row. If the operator cannot start with the new
-        parallelism, as for a ``Group`` that is too large, this raises why, and it continues with the old one.
+        from the checkpoint, whose failure does not count towards ``tolerated_failures``. With each of them, the
+        parallelism stays as it is, and so does the run. If the operator cannot start with
+        the new parallelism, as for a ``Group`` that is too large, this raises why, and it continues with the old one.
         """
 
     @_on_its_loop(SidecarRuntime.checkpoint)

@@ -26,6 +26,7 @@ from spark_bridge.driver.config import SidecarConfig, Way
 from spark_bridge.driver.environment import (
     active_context,
     advertised_and_bind_host,
+    allocates_executors,
     check_worker_python,
     driver_context,
     encrypts_files,
@@ -88,6 +89,10 @@ class SparkDriver(ABC):
 
     async def cores(self) -> int | None:
         """How many tasks the application can run at the same time; None if that is not known here."""
+        return None
+
+    async def cores_max(self) -> int | None:
+        """Like ``cores``, and None if Spark starts executors when tasks wait for them."""
         return None
 
     async def require_spark(self) -> None:
@@ -181,6 +186,10 @@ class LocalDriver(SparkDriver):
 
     async def cores(self) -> int | None:
         return await DRIVER.run(task_slots, self.spark_context)
+
+    async def cores_max(self) -> int | None:
+        may_grow = await DRIVER.run(allocates_executors, self.spark_context)
+        return None if may_grow else await self.cores()
 
     async def require_spark(self) -> None:
         if await DRIVER.run(has_stopped, self.spark_context):

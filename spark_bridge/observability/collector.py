@@ -27,6 +27,7 @@ from spark_bridge.observability.journal import Journal, OperatorJournal
 from spark_bridge.observability.meters import LatencySketch, LoopLag, Rates
 from spark_bridge.observability.status import (
     AttemptStatus,
+    AutoscaleStatus,
     CallStatus,
     CheckpointProgress,
     LatencyStatus,
@@ -105,6 +106,7 @@ class ObservedOperator:
         self.watch = watch
         self.mode = mode
         self.parallelism = parallelism
+        self.autoscale: Callable[[], AutoscaleStatus] | None = None
         self.known = KnownAttempts()
         self.rows: dict[int, _Rows] = {}
         self.rates = Rates()
@@ -216,6 +218,7 @@ class StatusCollector:
             sources=self._shown("sources", lambda: _by_stage(statistics.sources())) or {},
             parts=self._shown("parts", lambda: _figures_of_parts(statistics)) or {},
             jobs_of_last_action=journal.jobs.count,
+            autoscale=operator.autoscale and operator.autoscale(),
         )
 
     def _shown(self, figures: str, take: Callable[[], T]) -> T | None:

@@ -216,6 +216,12 @@ _OPERATOR: tuple[Family[Operator], ...] = (
         "backlog",
         "What is not read yet in all these splits, in the units of the readers; missing if it is not reported.",
     ),
+    _one(
+        "autoscale_wanted_subtasks",
+        "gauge",
+        "How many subtasks the backlog needs; missing if that is not known, or without autoscale.",
+        lambda operator: None if operator.status.autoscale is None else operator.status.autoscale.wanted,
+    ),
     _labelled(
         "part",
         "gauge",

@@ -125,6 +125,7 @@ def _operator(operator: OperatorStatus, now: float) -> Iterator[bytes]:
         "last_completed_checkpoint_id": operator.last_completed_checkpoint_id,
         "last_checkpoint_files_bytes": operator.last_checkpoint_files_bytes,
         "last_checkpoint_uploaded_bytes": operator.last_checkpoint_uploaded_bytes,
+        "autoscale": operator.autoscale and operator.autoscale.why[:TEXT_MAX],
         "in_doubt": operator.in_doubt,
         "counts": dict(operator.counts),
         "counters": [

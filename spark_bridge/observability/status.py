@@ -239,6 +239,31 @@ class SourceStatus(NamedTuple):
     largest_splits: tuple[SplitStatus, ...] = ()
 
 
+class ScalingRecord(NamedTuple):
+    """A change of the parallelism because of the backlog, or one that was refused."""
+
+    at: float
+    before: int
+    parallelism: int
+    why: str
+
+
+class AutoscaleStatus(NamedTuple):
+    """The scaling of an operator that was coordinated with ``autoscale``.
+
+    ``wanted``: how many subtasks its backlog needs now; None if that is not known. ``why`` says what it is and why the
+    parallelism stays, or why nothing is known. ``last_change`` is the last one that this has made. ``last_refusal`` is
+    the last one that failed or was refused, with the error.
+    """
+
+    min: int
+    max: int
+    wanted: int | None
+    why: str
+    last_change: ScalingRecord | None = None
+    last_refusal: ScalingRecord | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorStatus:
     """One operator. Counts are since it was coordinated, rates over the last seconds.
@@ -256,7 +281,7 @@ class OperatorStatus:
     run over some of the subtasks; 0 or 1 for any other action.
     ``last_checkpoint_files_bytes``: the size of the files of states that the last completed checkpoint has, and
     ``last_checkpoint_uploaded_bytes`` of those that were uploaded for it. ``counts["uploaded_bytes"]`` is the sum of
-    the latter over all completed checkpoints.
+    the latter over all completed checkpoints. ``autoscale``: what the backlog needs; None without that argument.
     """
 
     operator_id: str
@@ -288,6 +313,7 @@ class OperatorStatus:
     jobs_of_last_action: int = 0
     last_checkpoint_files_bytes: int = 0
     last_checkpoint_uploaded_bytes: int = 0
+    autoscale: AutoscaleStatus | None = None
 
     def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
         """The attempts of one subtask, oldest first."""

@@ -33,6 +33,8 @@ from spark_bridge.subtask.traces import OPENTELEMETRY, with_current_span
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from protocol.key_groups import KeyGroups
+
 __all__ = [
     "QUESTIONS",
     "Calls",
@@ -426,6 +428,10 @@ class SubtaskContext(Generic[Sent_contra]):
             StorageError: as ``state_folder``.
         """
         return self._channel.files().snapshot_folder(checkpoint_id)
+
+    def _check_key_groups(self, groups: KeyGroups) -> None:
+        """Raise ``ValueError`` if the state that was restored has another number of them."""
+        self._channel.files().check_key_groups(groups)
 
     @checked(seconds=NOT_NEGATIVE)
     def sleep(self, seconds: float) -> None:

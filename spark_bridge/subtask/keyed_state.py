@@ -18,9 +18,10 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from protocol.describing import show, type_name
+from protocol.errors import LocalProtocolError
 from protocol.key_groups import Key, KeyGroups, decode_key, encode_key
 from spark_bridge.common.extras import require
 from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
@@ -47,6 +48,9 @@ class KeyedState:
 
     Keys are ``str``, ``bytes``, ``int`` of up to 64 bits, and tuples of these. Values are bytes. All methods are for
     the task's own thread.
+
+    Raises ``ValueError`` if the restored state has another number of groups. After ``close``, every other method raises
+    ``LocalProtocolError``.
     """
 
     def __init__(
@@ -58,7 +62,8 @@ class KeyedState:
             )
         self._context, self._groups, self._now = context, groups, now
         self._own = groups.range_of(context.subtask, context.parallelism)
-        self._store = _opened(context.state_folder / FOLDER)
+        context._check_key_groups(groups)
+        self._store: Any = _opened(context.state_folder / FOLDER)
 
     def put(self, key: Key, value: bytes, *, ttl_s: float | None = None) -> None:
         """Set the value of a key. ``ttl_s``: after so many seconds it is as if it had been deleted. None: never."""
@@ -136,8 +141,10 @@ class KeyedState:
         return StateFiles(folder, data, key_groups=self._groups)
 
     def close(self) -> None:
-        """Close the store. Its files stay."""
-        self._store.close()
+        """Close the store. Its files stay. Idempotent."""
+        if not isinstance(self._store, _Closed):
+            self._store.close()
+            self._store = _Closed()
 
     @staticmethod
     def merge(pieces: Sequence[RestoredFiles]) -> bytes:
@@ -168,6 +175,21 @@ class KeyedState:
 
     def _is_over(self, found: bytes) -> bool:
         return not found.startswith(_NEVER) and int.from_bytes(found[:_TIME_BYTES], "big") <= self._milliseconds(0)
+
+
+class _Closed:
+    """In place of a store that is closed, whose errors would not say what to do."""
+
+    def _refuse(self, *given: Any) -> Never:
+        raise LocalProtocolError(
+            "this KeyedState is closed: use it from open() to close() of the operator that has made it, and end every "
+            "thread that uses it before you close it"
+        )
+
+    def __getattr__(self, name: str) -> Never:
+        self._refuse()
+
+    __delitem__ = __setitem__ = _refuse
 
 
 def _opened(folder: Path) -> Any:

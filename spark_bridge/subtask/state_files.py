@@ -186,13 +186,17 @@ class TaskFiles:
         groups = state.key_groups
         if groups is None:
             return None
+        self.check_key_groups(groups)
+        own = groups.range_of(self._subtask, self._parallelism)
+        return KeyGroupRange(own.start, own.stop, groups.count)
+
+    def check_key_groups(self, groups: KeyGroups) -> None:
+        """Raise ``ValueError`` if the restored state has another number of key groups."""
         if self._key_groups not in (None, groups.count):
             raise ValueError(
                 f"the restored state has {self._key_groups} key groups, and key_groups now says {groups.count}: their "
                 f"number cannot change, so use KeyGroups({self._key_groups})"
             )
-        own = groups.range_of(self._subtask, self._parallelism)
-        return KeyGroupRange(own.start, own.stop, groups.count)
 
     def remove_unused(self) -> None:
         """Remove the folders for snapshots that no state has."""

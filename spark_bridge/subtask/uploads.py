@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The thread that stores the states in files of one attempt, while the task's own thread goes on."""
+"""What stores the states in files of one attempt, while the task's own thread goes on."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from protocol.wire.state_handles import StateHandle
 __all__ = ["Upload", "UploadThread"]
 
 Stopped = Callable[[], bool]
+
+LEFT_BEHIND_MAX = 4
+"""How many uploads of one attempt may hang while another one goes on. Each has a thread and the files of a snapshot."""
 
 
 class Upload:
@@ -47,13 +51,15 @@ class Outcome(NamedTuple):
 class UploadThread:
     """Carries out uploads, one at a time, in the order in which they came.
 
-    The thread starts with the first one, and ends with ``end``. Everything happens under the channel's lock, except
-    the uploads themselves and ``join``.
+    A thread starts with the first one, and ends with ``end``. If an upload is stopped while a request to the storage
+    hangs, its thread is left behind, and another one goes on with the next upload. Everything happens under the
+    channel's lock, except the uploads themselves and ``join``.
 
-    ``report`` is given each outcome before ``end``, under the lock. ``idle``: whether no upload waits or runs.
+    ``report`` is given each outcome before ``end``, under the lock; none of an upload whose thread was left behind.
+    ``idle``: whether no upload waits or runs.
     """
 
-    __slots__ = ("_after", "_ended", "_name", "_over", "_queue", "_report", "_running", "_thread", "_wanted")
+    __slots__ = ("_after", "_ended", "_name", "_queue", "_report", "_running", "_thread", "_threads", "_wanted")
 
     def __init__(self, lock: threading.Lock, name: str, report: Callable[[Outcome], None]) -> None:
         self._wanted = threading.Condition(lock)
@@ -61,8 +67,9 @@ class UploadThread:
         self._report = report
         self._queue: deque[Upload] = deque()
         self._running: Upload | None = None
-        self._thread: threading.Thread | None = None
-        self._ended = self._over = False
+        self._thread: threading.Thread | None = None  # that which takes the next upload
+        self._threads: set[threading.Thread] = set()  # all that have not ended
+        self._ended = False
         self._after: Callable[[], None] | None = None
 
     @property
@@ -71,8 +78,8 @@ class UploadThread:
 
     @property
     def on_this_thread(self) -> bool:
-        """Whether the caller is the thread."""
-        return self._thread is not None and self._thread.ident == threading.get_ident()
+        """Whether the caller is one of the threads."""
+        return threading.current_thread() in self._threads
 
     def put(self, upload: Upload) -> None:
         """Carry it out after those before it. Dropped after ``end``."""
@@ -80,16 +87,27 @@ class UploadThread:
             return
         self._queue.append(upload)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()  # it waits for the lock
+            self._start()
         else:
             self._wanted.notify()
 
+    def _start(self) -> None:
+        self._thread = thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads.add(thread)
+        thread.start()  # it waits for the lock
+
     def stop(self, checkpoint_id: int) -> None:
-        """The checkpoint is over. One that waits still comes up, to remove what it would have stored."""
+        """The checkpoint is over. One that waits still comes up, to remove what it would have stored.
+
+        One that runs holds up no other any more, unless too many hang already.
+        """
         for upload in (*self._queue, self._running):
             if upload is not None and upload.checkpoint_id == checkpoint_id:
                 upload.stopped = True
+        if self._running is not None and self._running.stopped and len(self._threads) <= LEFT_BEHIND_MAX:
+            self._running = self._thread = None
+            if self._queue:
+                self._start()
 
     def end(self) -> None:
         """The attempt is over: stop the one that runs, and drop the others."""
@@ -100,19 +118,22 @@ class UploadThread:
         self._wanted.notify()
 
     def call_after(self, call: Callable[[], None]) -> bool:
-        """After ``end``: have ``call`` called when the thread has ended. False if there is none; then it is not."""
-        if self._thread is None or self._over:
+        """After ``end``: have ``call`` called when all threads have ended. False if there is none; then it is not."""
+        if not self._threads:
             return False
         self._after = call
         return True
 
     def join(self, timeout_s: float) -> bool:
-        """After ``end``, without the lock: wait for the upload that runs. False if it did not end in time."""
-        thread = self._thread
-        if thread is None or self.on_this_thread:
+        """After ``end``, without the lock: wait for the uploads that run. False if one did not end in time."""
+        if self.on_this_thread:
             return True
-        thread.join(timeout_s)
-        return not thread.is_alive()
+        until = time.monotonic() + timeout_s
+        with self._wanted:
+            threads = tuple(self._threads)
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in threads)
 
     def _run(self) -> None:
         try:
@@ -120,7 +141,8 @@ class UploadThread:
                 self._carry_out()
         finally:
             with self._wanted:
-                self._over, after = True, self._after
+                self._threads.discard(threading.current_thread())
+                after = None if self._threads else self._after
             if after is not None:
                 after()
 
@@ -131,6 +153,8 @@ class UploadThread:
                 result = upload.run()
             finally:
                 self._wanted.acquire()
+            if self._running is not upload:
+                return  # it was left behind
             self._running = None
             if not self._ended:
                 self._report(Outcome(upload.checkpoint_id, result))

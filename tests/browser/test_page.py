@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spark_bridge.observability.status import CallStatus, FailureRecord, SidecarStatus, SourceStatus, SplitStatus
+from spark_bridge.observability.status import (
+    AutoscaleStatus,
+    CallStatus,
+    FailureRecord,
+    SidecarStatus,
+    SourceStatus,
+    SplitStatus,
+)
 from tests.browser import synthetic
 from tests.browser.fixtures import NewVisit
 from tests.browser.page_server import PageServer
@@ -198,6 +205,18 @@ def test_the_largest_splits_of_a_source_are_shown_with_what_is_left(serve: Serve
     ]
 
 
+def test_what_the_backlog_needs_is_shown_with_the_subtasks(serve: Serve, visit: NewVisit) -> None:  # H198
+    def scaled() -> SidecarStatus:
+        status = eventful()
+        scaling = AutoscaleStatus(1, 8, 5, "450 left to read, at 100 for each subtask")
+        crawl = replace(status.operators["crawl"], autoscale=scaling)
+        return replace(status, operators={**status.operators, "crawl": crawl})
+
+    seen = visit(serve(scaled).url + "#/operator/crawl")
+    seen.until(LIVE)
+    assert "; autoscale: 450 left to read, at 100 for each subtask" in seen.text()
+
+
 def test_the_figures_of_ready_made_parts_are_shown(serve: Serve, visit: NewVisit) -> None:
     seen = visit(serve(eventful).url + "#/operator/crawl")
     seen.until(LIVE)
@@ -312,6 +331,7 @@ def full_of(text: str, at: float) -> SidecarStatus:
         parts={text: {name: number for name, (number, _) in NUMBERS.items()}},
         sources={text: SourceStatus(2**70, 1, 2**70, (SplitStatus(0, text[:1000], 2**70),))},
         call=CallStatus(text, 7.0, text),
+        autoscale=AutoscaleStatus(1, 8, 5, text),
     )
     return synthetic.a_sidecar(changed, at=at)
 

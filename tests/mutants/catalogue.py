@@ -7,6 +7,7 @@ from __future__ import annotations
 from tests.mutants.actors import ACTORS
 from tests.mutants.async_stages import ASYNC_STAGES
 from tests.mutants.attempts import ATTEMPTS
+from tests.mutants.autoscaling import AUTOSCALING
 from tests.mutants.bookkeeping import BOOKKEEPING
 from tests.mutants.calls import CALLS
 from tests.mutants.checkpoints import CHECKPOINTS
@@ -55,5 +56,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *ASYNC_STAGES,
     *STATE_FILES,
     *TUNNELS,
+    *AUTOSCALING,
 )
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -131,6 +131,10 @@ aborted-write-stays [feared; H44 H50]
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay._end
   - if written:
   + if False:
+rescale-that-fails-counts [found; H45 H198]
+  The checkpoint of a change of the parallelism that fails is one of those that may fail in a row.
+  @ protocol.barrier_tracker.pending:CheckpointsUnderWay._fail
+  T if pending.counts and not pending.savepoint:
 failures-are-not-counted [G13; H45]
   However many checkpoints fail in a row, the operator is not failed over.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay._fail

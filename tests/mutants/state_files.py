@@ -57,6 +57,18 @@ savepoint-is-not-taken-over [model; H193]
   A checkpoint refers to the files of the savepoint that the application started from.
   @ protocol.barrier_tracker.pending:PendingCheckpoint.store
   ~ elif self.elsewhere: => elif False:
+hanging-request-holds-up-the-next-upload [found; H192]
+  A request to the storage that hangs holds up the uploads of all later checkpoints of its attempt.
+  @ spark_bridge.subtask.uploads:UploadThread.stop
+  F if self._running is not None and self._running.stopped and len(self._threads) <= LEFT_BEHIND_MAX:
+any-number-of-uploads-may-hang [feared; H192]
+  Each checkpoint that is aborted while the storage hangs leaves a thread and the files of a snapshot behind.
+  @ spark_bridge.subtask.uploads:UploadThread.stop
+  ~ and len(self._threads) <= LEFT_BEHIND_MAX => and True
+late-answer-is-remembered [feared; H190]
+  A file whose request hung until after a later checkpoint is named again, although the driver may have deleted it.
+  @ protocol.file_retention:UploadedFiles.stored
+  ~ and checkpoint_id > self._completed_id => and True
 copies-are-forgotten [feared; H193]
   A reset refers to the files of the savepoint, and not to the copies.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay.complete
@@ -80,7 +92,7 @@ reuses-of-a-restored-savepoint [model; H193]
 reuses-of-a-written-savepoint [model; H193]
   A checkpoint names files that were uploaded into a savepoint.
   @ protocol.file_retention:UploadedFiles.stored
-  T if not target:
+  ~ if not target and => if True and
 names-are-used-again [model; H191]
   Two attempts of a subtask upload files under the same name.
   @ protocol.file_retention:file_name
@@ -257,9 +269,13 @@ one-piece-is-taken-whole [feared; H191]
   A subtask that gets a part of one folder is not asked to drop the rest.
   @ protocol.wire.messages:SubtaskState.is_whole
   ~ self.groups is None or self.files is None or self.groups == (self.files.key_groups or ())[:2] => True
+number-of-groups-is-found-late [found; H52]
+  Another number of key groups than the checkpoint's is found at the first snapshot.
+  @ spark_bridge.subtask.keyed_state:KeyedState.__init__
+  - context._check_key_groups(groups)
 number-of-groups-changes [feared; H52]
   An operator stores with other key groups than it restored.
-  @ spark_bridge.subtask.state_files:TaskFiles._own_groups
+  @ spark_bridge.subtask.state_files:TaskFiles.check_key_groups
   F if self._key_groups not in (None, groups.count):
 merged-folders-stay [feared; H191]
   The folders of pieces that were merged stay on the disk as long as the task runs.

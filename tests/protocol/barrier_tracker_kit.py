@@ -70,8 +70,10 @@ class Dialogue:
             self.tell(accepted(attempt, self.mode), SubtaskReady(attempt))
         return self
 
-    def close(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
-        self.tell(t.CheckpointTriggered(checkpoint_id, savepoint))
+    def close(
+        self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False, counts: bool = True
+    ) -> Dialogue:
+        self.tell(t.CheckpointTriggered(checkpoint_id, savepoint, counts=counts))
         self.tell(*(t.SubtaskClosed(attempt, checkpoint_id) for attempt in attempts))
         return self
 

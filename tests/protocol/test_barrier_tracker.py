@@ -342,6 +342,14 @@ def test_checkpoints_that_fail_in_a_row_become_a_global_failure() -> None:  # H4
     assert "returned None" in str(effects[1])
 
 
+def test_a_failure_on_which_its_requester_acts_neither_counts_nor_ends_the_row() -> None:
+    # H45: a change of the parallelism asks for such a checkpoint
+    dialogue = Dialogue(tolerated_failures=1).run(A, B)
+    for checkpoint_id in (1, 2, 3):
+        effects = dialogue.close(checkpoint_id, A, counts=checkpoint_id != 2).wait(10)
+        assert kinds(effects)[1:] == ([t.RaiseGlobalFailure] if checkpoint_id == 3 else [])
+
+
 def test_one_that_completes_ends_the_row_of_failures() -> None:
     # H45: consecutive
     dialogue = Dialogue(tolerated_failures=1).run(A, B)

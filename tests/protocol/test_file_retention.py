@@ -356,6 +356,14 @@ def test_at_a_completion_a_task_forgets_what_is_not_in_its_own_state() -> None:
     assert [files.find(identity) for identity in "abcde"] == [None, None, None, None, "later"]
 
 
+def test_what_is_stored_after_a_later_checkpoint_is_complete_is_not_named_again() -> None:  # H190
+    files = UploadedFiles()
+    files.completed(7)
+    for identity, checkpoint_id in (("a", 6), ("b", 7), ("c", 8)):
+        files.stored(identity, f"late {identity}", checkpoint_id)
+    assert [files.find(identity) for identity in "abc"] == [None, None, "late c"]
+
+
 def test_a_savepoint_names_nothing_again_and_nothing_of_it_is_named_again() -> None:  # H193
     files = UploadedFiles()
     files.restored([("a", "of a savepoint")], elsewhere=True)

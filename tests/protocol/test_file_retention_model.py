@@ -63,6 +63,7 @@ class Attempt:
         self.uploaded = UploadedFiles()
         self.snapshots: dict[int, Snapshot] = {}
         self.writing: dict[tuple[int, int], str] = {}  # by checkpoint and path
+        self.hanging: list[tuple[tuple[int, int], str, int]] = []  # requests of uploads that were stopped
         self.uploads = 0
 
     def acts(self) -> Iterator[Act]:
@@ -76,6 +77,8 @@ class Attempt:
                 yield self.take
             elif not self.snapshots and self.world.random.random() < self.world.ends:
                 yield self.finish
+        if self.hanging and self.world.random.random() < 0.2:
+            yield self.answer_late
         for checkpoint_id in self.snapshots:  # what a dead task has begun may still arrive
             yield lambda checkpoint_id=checkpoint_id: self.upload(checkpoint_id)  # type: ignore[misc]
 
@@ -113,11 +116,21 @@ class Attempt:
         if what == "barrier":
             self.snapshots[checkpoint_id] = Snapshot(dict(self.local), self.driver.targets.get(checkpoint_id, ""))
             return
-        self.snapshots.pop(checkpoint_id, None)
+        snapshot = self.snapshots.pop(checkpoint_id, None)
         if what == "complete":
             self.uploaded.completed(checkpoint_id)
-        else:
-            self.uploaded.aborted(checkpoint_id)
+            return
+        self.uploaded.aborted(checkpoint_id)
+        if snapshot is not None and not snapshot.target:
+            for path, content in snapshot.files.items():
+                if (name := self.writing.get((checkpoint_id, path))) and path not in snapshot.named:
+                    self.hanging.append(((path, content), name, checkpoint_id))
+
+    def answer_late(self) -> None:
+        """The request of an upload that was stopped ends at last. What it has written may be unknown to the driver."""
+        identity, name, checkpoint_id = self.hanging.pop()
+        self.world.files[name] = identity[1]
+        self.uploaded.stored(identity, name, checkpoint_id)
 
     def upload(self, checkpoint_id: int) -> None:
         """Do one step of an upload: find a file, begin to write one, complete it, or report the whole."""
@@ -445,5 +458,5 @@ def test_no_file_is_deleted_that_anything_can_need(first: int) -> None:  # H190,
     counted = "completions", "deletions", "restarts", "runs", "last_deletions"
     figures = {name: sum(getattr(world, name) for world in worlds) for name in counted}
     print(figures)
-    assert min(figures.values()) > 20
+    assert min(figures.values()) > 10
     assert all(len(world.files) < 300 for world in worlds), "what nothing needs is never deleted"

@@ -132,6 +132,7 @@ class Driver:
         self.refused: LocalProtocolError | None = None  # why it can never be coordinated
         self.failed: StorageError | None = None  # or why it has not started
         self._asking: list[asyncio.Task[Any]] = []  # for a checkpoint, and not answered yet
+        self._asked = 0
         self.settling = self.settled = False
         self.uncommitted = ""  # the answer to callers that wait for the last output
         self.run_is_over = True  # as far as they know
@@ -338,9 +339,11 @@ class Driver:
         task = asyncio.current_task()
         assert task is not None
         self._asking.append(task)
+        self._asked += 1
+        counts = self._asked % 3 != 0  # otherwise, as one that a change of the parallelism takes
         try:
             checkpoint_id = await self._operators.checkpoint(
-                OPERATOR, timeout_s=CHECKPOINT_ANSWER_S, savepoint_directory=directory
+                OPERATOR, timeout_s=CHECKPOINT_ANSWER_S, savepoint_directory=directory, counts=counts
             )
         except (CheckpointFailed, ActorError) as error:
             with judged(self.world):

@@ -121,7 +121,8 @@ class InvariantMonitor:
         self._failures = 0  # in a row
         self.finished: set[ExecutionAttempt] = set()
         self._triggered: set[int] = set()
-        self._asks_for_savepoint = False  # the tracker handles such a request now
+        self._asks_for_savepoint = self._asks_uncounted = False  # the tracker handles such a request now
+        self._uncounted: set[int] = set()  # checkpoints whose failure their requester acts on
         self._ready_beside: dict[int, set[int]] = {}
         self._failed_beside: dict[int, set[int]] = {}
         self._boxes: dict[str, Mailbox] = {}
@@ -191,6 +192,7 @@ class InvariantMonitor:
                 self._router.closed_beside.clear()
                 asks_for = message.savepoint_directory if isinstance(message, RequestCheckpoint) else None
                 self._asks_for_savepoint = asks_for is not None
+                self._asks_uncounted = isinstance(message, RequestCheckpoint) and not message.counts
                 if isinstance(message, LedgerDecided) and isinstance(message.decision, RunEnded):
                     self.begun_before.update(instance._machine.pending_ids)
             case _:
@@ -347,6 +349,8 @@ class InvariantMonitor:
     def triggered(self, checkpoint_id: int) -> None:
         """Record an id that the tracker has taken."""
         self._triggered.add(checkpoint_id)
+        if self._asks_uncounted:
+            self._uncounted.add(checkpoint_id)
         if self._asks_for_savepoint:
             self.savepoints.add(checkpoint_id)
             self._asks_for_savepoint = False
@@ -391,7 +395,7 @@ class InvariantMonitor:
         actor = None if self._coordinator is None else self._coordinator._instance
         if isinstance(actor, CoordinatorActor) and actor._failures.latched:
             self._failures = 0  # they or something else became a global failure
-        elif checkpoint_id not in self.savepoints and OWN_FAULT.match(reason):
+        elif checkpoint_id not in self.savepoints | self._uncounted and OWN_FAULT.match(reason):
             self._failures += 1
             limit = self._world.settings.checkpoints.tolerated_failures + 2  # one may come in the step of the reset
             demand(self._failures <= limit, f"H45: {self._failures} checkpoints in a row have failed")

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from headgate import (
     NO_RESTART,
+    Autoscale,
     CheckpointConfig,
     Sidecar,
     SidecarConfig,
@@ -174,3 +175,49 @@ def test_an_action_of_the_users_is_called_again_and_reads_the_new_parallelism(sp
         coordinator.stop_all()
         assert len(running.result()) == 2
     assert called == [1, 2]
+
+
+class Counted(Gated):
+    """Says how many numbers of a split are left."""
+
+    def backlog(self, split: Any, position: Any) -> int | None:
+        return ROWS - (position or 0)
+
+
+class Pending(StaticSplitEnumerator):
+    @property
+    def pending_backlog(self) -> int:
+        return ROWS * self.pending_count
+
+
+def test_an_operator_grows_with_its_backlog_by_itself_and_writes_each_record_once(
+    spark_on: SparkOn, tmp_path: Path
+) -> None:  # H198
+    spark = spark_on("local[4,4]")
+    out = tmp_path / "out"
+    (tmp_path / "died in part 0").touch()
+    source = (SourceCoordinator(lambda state: Pending(range(SPLITS), state)), lambda: Counted(str(tmp_path)))
+    with Sidecar(spark, SidecarConfig(storage=str(tmp_path / "checkpoints"))) as sidecar:
+        handle = sidecar.coordinate(
+            "pipeline",
+            chain(source=source, sink=FileSink(str(out))),
+            parallelism=2,
+            mode="streaming",
+            # All that is left is enough for ten subtasks, and Spark has four cores.
+            autoscale=Autoscale(2, 8, backlog_per_subtask=ROWS, up_after_s=1, down_after_s=3600, pause_s=3600),
+        )
+        action = Action(lambda: handle.run(restart=NO_RESTART))
+        until(lambda: handle.parallelism == 4)
+        until(lambda: handle.statistics()["ready"] >= 4)
+        status = sidecar.status().operators["pipeline"].autoscale
+        assert status is not None
+        assert status.last_change is not None
+        assert (status.last_change.before, status.last_change.parallelism) == (2, 4)
+        assert f"{SPLITS * ROWS} left to read" in status.last_change.why
+        for part in range(len(CHANGES)):
+            (tmp_path / f"died in part {part}").touch()
+            (tmp_path / f"open {part}").touch()
+        action.result()
+        assert handle.parallelism == 4
+    lines = [line for file in out.glob("part-*") for line in file.read_text().splitlines()]
+    assert sorted(map(int, lines)) == list(range(SPLITS * ROWS))

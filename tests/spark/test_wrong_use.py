@@ -255,7 +255,7 @@ IDS: list[tuple[Any, type[Exception], str]] = [
     ("op", SidecarError, "'op' is already coordinated: choose another name"),
 ]
 PARALLELISMS: list[tuple[Any, type[Exception], str]] = [
-    (0, ValueError, "parallelism must be an int of at least 1, not 0"),
+    (0, ValueError, "parallelism must be an int from 1 to 1000000, not 0"),
     (2.5, TypeError, "parallelism must be an int"),
     ("2", TypeError, "parallelism must be an int"),
 ]

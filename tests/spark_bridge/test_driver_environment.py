@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from spark_bridge.common.errors import SidecarError
 from spark_bridge.driver.environment import (
     advertised_and_bind_host,
+    allocates_executors,
     check_worker_python,
     driver_context,
     encrypts_files,
@@ -105,6 +106,12 @@ def test_as_many_tasks_run_at_a_time_as_the_active_executors_have_cores_for() ->
     assert task_slots(with_executors(4, 3)) == 7
     assert task_slots(with_executors(4, 3, spark_task_cpus="2")) == 3
     assert task_slots(with_executors()) == 0
+
+
+@pytest.mark.parametrize(("said", "allocates"), [(None, False), ("false", False), ("TRUE", True)])
+def test_executors_come_when_tasks_wait_if_spark_says_so(said: str | None, allocates: bool) -> None:  # H198
+    settings = {} if said is None else {"spark_dynamicAllocation_enabled": said}
+    assert allocates_executors(Context(**settings)) is allocates
 
 
 def test_nobody_knows_how_many_tasks_a_stopped_context_can_run() -> None:

@@ -129,6 +129,9 @@ async def test_without_a_checkpoint_nothing_is_stopped(broken: str, monkeypatch:
         assert runtime._operators.find("a").tracker_ref is tracker
         assert runtime.handles["a"].parallelism == 1
         assert await runtime.request("a", None) == asked + 1
+        if broken == "storage":  # the failure does not count, although none is tolerated (H45)
+            await runtime.rescale("a", 2)
+            assert runtime.handles["a"].parallelism == 2
 
 
 async def test_batch_mode_and_an_instance_that_cannot_be_reset_are_refused() -> None:

@@ -47,6 +47,7 @@ from headgate.errors import CoordinatorStartError
 from headgate.sinks import FileSink
 from headgate.sources import FileSource
 from headgate.testing import RecordingCoordinator, running_operator
+from protocol.arguments import SUBTASKS_MAX
 from protocol.describing import type_name
 from protocol.wire.framing import WireLimits
 from protocol.wire.keys import KeyRing
@@ -570,3 +571,16 @@ def test_tasks_of_one_operator_are_not_run_by_another_one_and_have_no_subtasks()
 def test_tasks_cannot_be_run_where_spark_is_in_another_process() -> None:
     with pytest.raises(SidecarError, match=r"Spark is in another process: run them there, with AttachedSidecar"):
         handle_of("op").run(sorted)
+
+
+@pytest.mark.parametrize("parallelism", [0, SUBTASKS_MAX + 1, 10**9])
+async def test_a_parallelism_that_no_operator_can_have_is_refused_where_it_is_given(parallelism: int) -> None:  # H165
+    problem = f"parallelism must be an int from 1 to 1000000, not {parallelism}"
+    async with SidecarRuntime(SimulatedDriver(), SidecarConfig()) as runtime:
+        with pytest.raises(ValueError, match=problem):
+            await runtime.coordinate("words", parallelism=parallelism)
+        await runtime.coordinate("words", OperatorCoordinator, parallelism=1, mode="streaming")
+        with pytest.raises(ValueError, match=problem):
+            await runtime.rescale("words", parallelism)
+    with pytest.raises(ValueError, match=problem):
+        running_operator(parallelism=parallelism)

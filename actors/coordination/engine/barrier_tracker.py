@@ -451,8 +451,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._coordinator_ref.tell(message)
             case NoteAwaited():
                 self._gateways.tell_all(message)
-            case RequestCheckpoint(reply_to, savepoint_directory):
-                self._trigger(now, reply_to, savepoint_directory)
+            case RequestCheckpoint(reply_to, savepoint_directory, counts):
+                self._trigger(now, reply_to, savepoint_directory, counts=counts)
             case WithdrawCheckpoint(reply_to):
                 self._withdraw(reply_to, now)
             case AnnounceBatch() | WithdrawBatch() | BatchDone():
@@ -543,6 +543,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         now: float,
         reply_to: Reply[int] | None = None,
         savepoint_directory: str | None = None,
+        *,
+        counts: bool = True,
     ) -> None:
         """Take a checkpoint that was requested or is due. Ids come from the storage, which may have none (H4)."""
         try:
@@ -554,7 +556,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         target = "" if savepoint_directory is None else self._ports.name_savepoint(checkpoint_id, savepoint_directory)
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
         self._retention.began(checkpoint_id)
-        self._handle(CheckpointTriggered(checkpoint_id, savepoint_directory is not None, target), now)
+        self._handle(CheckpointTriggered(checkpoint_id, savepoint_directory is not None, target, counts), now)
 
     def _must_wait(self, message: LedgerDecided) -> bool:
         """Whether a run begins before the last output of the previous one is committed, which its reset would drop."""

@@ -315,11 +315,13 @@ class StartOperator:
 class RequestCheckpoint:
     """Take a checkpoint. Answered with its id once it is complete, or failed with ``CheckpointFailed``.
 
-    With ``savepoint_directory`` it is a savepoint: stored there, and never restored by a reset (H49).
+    With ``savepoint_directory`` it is a savepoint: stored there, and never restored by a reset (H49). ``counts``:
+    whether its failure is one of those that are tolerated in a row (H45); that of a savepoint never is.
     """
 
     reply_to: Reply[int]
     savepoint_directory: str | None = None
+    counts: bool = True
 
 
 @value

@@ -14,7 +14,7 @@ from actors.coordination.engine.state_retention import StatesPort
 from actors.coordination.host.gateway import GATEWAYS_PER_TURN
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import CallWatch
-from protocol.arguments import AT_LEAST_1, NAME, check_fields
+from protocol.arguments import AT_LEAST_1, NAME, PARALLELISM, check_fields
 from protocol.attempts import Decision, LedgerInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, TrackerEffect, TrackerInput
 from protocol.errors import HeadgateError
@@ -73,7 +73,7 @@ class OperatorConfig:
     files_from: str = ""
 
     def __post_init__(self) -> None:
-        check_fields(self, operator_id=NAME, parallelism=AT_LEAST_1, gateways_per_turn=AT_LEAST_1)
+        check_fields(self, operator_id=NAME, parallelism=PARALLELISM, gateways_per_turn=AT_LEAST_1)
         if self.restored is not None and self.mode is not RestoreMode.STREAMING:
             raise ValueError(
                 f"operator {self.operator_id!r} starts from checkpoint {self.restored.checkpoint_id}, but in batch mode"

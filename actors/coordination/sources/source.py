@@ -330,6 +330,8 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
         self._unsent: list[tuple[int, list[Any]]] | None = None  # assigned to first senders that have no attempt
         self._given_out = 0  # and not given back, in this enumeration
         self._backlogs: dict[int, tuple[tuple[Any, int], ...]] = {}  # of the splits that each subtask has open
+        self._heard: set[int] = set()  # ready subtasks that have asked for splits, or reported theirs
+        self._reported = False  # whether any has ever reported its backlog
         self.splits_assigned = 0
         self.splits_given_back = 0
 
@@ -377,6 +379,34 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
             sum(amounts) if amounts else None,
             tuple([SplitBacklog(subtask, text_of_split(split), left) for subtask, split, left in largest]),
         )
+
+    def _whole_backlog(self, *, in_splits: bool) -> int | str:
+        """How much all subtasks have not read yet, together with what is not handed out; why, if that is not known.
+
+        Unlike ``backlog``, it is never a part of that. A subtask that is ready and has not said anything has a split
+        from its restored state, or will ask for one in a moment.
+        """
+        if not self._started:
+            return "the source has not begun"
+        readers = {subtask for subtask, gateways in self._gateways.items() if gateways}
+        if missing := self._context.parallelism - len(readers | self._finished):
+            return f"{missing} of {self._context.parallelism} subtasks do not run"
+        known = self.backlog
+        if in_splits:
+            if known.splits_pending is None:
+                return "the enumerator does not say how many splits are not handed out: define pending_count in it"
+            return known.splits_pending + known.splits_in_hand + len(readers - self._heard - self._reading.keys())
+        if known.splits_pending != 0 and getattr(self._enumerator, "pending_backlog", None) is None:
+            return (
+                "the enumerator does not say how much is in the splits that are not handed out: define "
+                "pending_backlog in it, or give it backlog"
+            )
+        reading = {subtask for subtask, count in self._reading.items() if count}
+        if silent := sorted(readers & ((reading - self._backlogs.keys()) | (readers - self._heard))):
+            return f"subtask {silent[0]} has not reported how much it has to read: define backlog in the reader"
+        if known.amount is None and not self._reported:
+            return "no subtask has reported how much it has to read: define backlog in the reader"
+        return known.amount or 0
 
     # --- what the enumerator's context does -----------------------------------------------------------------------
 
@@ -444,12 +474,15 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
             case SplitRequested() | BacklogReported() if self._context.handles_restored:
                 pass  # its reader sends it again; its first sender may not exist any more (H151)
             case SplitRequested():
+                self._heard.add(subtask)
                 self._reading.pop(subtask, None)
                 if subtask in self._no_more:
                     await self.send(subtask, no_more_splits_event())
                 else:
                     await self._ask(self.enumerator.handle_split_request, subtask)
             case BacklogReported(backlogs):
+                self._heard.add(subtask)
+                self._reported = True
                 self._backlogs.pop(subtask, None)
                 if len(encode_event(event)) <= BACKLOG_BYTES_MAX:  # otherwise it is not shown (H157)
                     self._backlogs[subtask] = backlogs
@@ -507,6 +540,7 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self._require_start("subtask_reset")
         self._gateways.pop(subtask, None)
+        self._heard.discard(subtask)
         if subtask in self._recomputed:
             return
         self._no_more.discard(subtask)
@@ -547,6 +581,7 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
         self._gateways.clear()
         self._finished.clear()
         self._backlogs.clear()
+        self._heard.clear()
         self._restored = state
         if not self._started:
             self._recreated = True
@@ -562,6 +597,7 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
         self._gateways.clear()
         self._finished.clear()
         self._backlogs.clear()
+        self._heard.clear()
 
     async def _meet_run(self) -> None:
         """The first attempt of a run is ready: continue the previous run's enumeration, or begin a new one."""

@@ -528,7 +528,7 @@
     const missing = operator.parallelism - operator.ready;
     tiles.ready.set(
       number(operator.ready) + " / " + number(operator.parallelism),
-      operator.run ? many(counts.attempts, "attempt") + " in all" : "no run now", missing && operator.run ? "warn" : "",
+      (operator.run ? many(counts.attempts, "attempt") + " in all" : "no run now") + (operator.autoscale ? "; autoscale: " + operator.autoscale : ""), missing && operator.run ? "warn" : "",
     );
     const history = operator.checkpoint_history;
     const under = operator.checkpoints[0];

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
@@ -125,7 +126,8 @@ class StateUploader:
     ``folder``: the operator's folder of states. ``private``: a folder of this attempt alone, on the filesystem of its
     state; it is made here, and must not exist. ``epoch`` and ``token``: of the application, as in the storage's claims.
 
-    ``freeze`` is called in the thread of the task, ``upload`` in one other thread, and the rest in any thread.
+    ``freeze`` is called in the thread of the task, and the rest in any thread. Of several calls of ``upload`` at the
+    same time, all but one must have been stopped.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class StateUploader:
         self._subtask = subtask
         self._task_attempt_id = task_attempt_id
         self._nonce = secrets.token_hex(8)
-        self._names = 0
+        self._names = itertools.count(1)
         self._cuts = 0
         links = private / "known"
         try:
@@ -148,7 +150,7 @@ class StateUploader:
             raise StorageError(f"cannot make the folder {private} for states of this task: {error}") from error
         self._known = KnownFiles(links)
         self.uploaded_bytes = 0
-        """How much has been written into the storage, by all uploads."""
+        """How much has been written into the storage, by all uploads, as far as is counted: some may hang."""
 
     def freeze(self, state: StateFiles, checkpoint_id: int, *, owned: bool = False) -> Snapshot:
         """Freeze a state, in milliseconds; ``owned`` as in ``snapshot.freeze``. Raises ``StorageError``.
@@ -259,9 +261,8 @@ class StateUploader:
         return StoredFile(frozen.path, frozen.size, digest.digest(), name)
 
     def _name(self, snapshot: Snapshot, kind: str = "") -> str:
-        self._names += 1
         origin = FileOrigin(snapshot.checkpoint_id, self._epoch)
-        number = f"{kind}{self._names}"
+        number = f"{kind}{next(self._names)}"
         return file_name(origin, self._token, self._subtask, self._task_attempt_id, self._nonce, number)
 
     def restored(self, state: RestoredState) -> None:

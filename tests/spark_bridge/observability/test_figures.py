@@ -18,6 +18,7 @@ from spark_bridge.observability.collector import COUNTS
 from spark_bridge.observability.figures import FAMILIES, figures
 from spark_bridge.observability.prometheus import SidecarCollector, metrics_route
 from spark_bridge.observability.status import (
+    AutoscaleStatus,
     CallStatus,
     CheckpointRecord,
     LatencyStatus,
@@ -62,6 +63,7 @@ def busy() -> SidecarStatus:
         last_checkpoint_files_bytes=5_000,
         last_checkpoint_uploaded_bytes=50,
         in_doubt=(11,),
+        autoscale=AutoscaleStatus(1, 8, 5, "450 left to read, at 100 for each subtask"),
         counts={name: 100 + number for number, name in enumerate(COUNTS)},
         confirm=LatencyStatus(1000, sum_us=300_000.0, histogram=(*[0] * 6, 600, 400, *[0] * 20)),
         failures_by_kind={"killed": 3},
@@ -142,6 +144,7 @@ def test_a_scrape_reads_the_figures_in_base_units() -> None:
         f"headgate_last_checkpoint_phase_seconds{[crawl, ('phase', 'storing')]}": 1.5,
         f"headgate_checkpoints_total{[crawl, ('outcome', 'completed')]}": 100 + COUNTS.index("checkpoints_completed"),
         f"headgate_subtasks_uploading{[crawl]}": 2,
+        f"headgate_autoscale_wanted_subtasks{[crawl]}": 5,
         f"headgate_last_checkpoint_files_bytes{[crawl]}": 5_000,
         f"headgate_last_checkpoint_uploaded_bytes{[crawl]}": 50,
         f"headgate_uploaded_bytes_total{[crawl]}": 100 + COUNTS.index("uploaded_bytes"),

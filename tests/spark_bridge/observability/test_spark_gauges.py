@@ -8,14 +8,15 @@ import pytest
 
 from spark_bridge.observability.figures import FAMILIES
 from spark_bridge.observability.spark_metrics import gauges
-from spark_bridge.observability.status import LatencyStatus, Percentiles, SourceStatus
+from spark_bridge.observability.status import AutoscaleStatus, LatencyStatus, Percentiles, SourceStatus
 from tests.spark_bridge.observability.statuses import attempt, operator, sidecar
 
 
 def test_every_figure_is_a_gauge_under_its_operator() -> None:
     ever, minute = Percentiles(9000.0, 9000.0, 9000.0), Percentiles(250.0, 900.0, 2000.0)
     confirm, sources = LatencyStatus(3, ever, minute), {"": SourceStatus(7, 3, 4096)}
-    one = operator(confirm=confirm, sources=sources, parts={"geo.code": {"entries": 9}})
+    scaling = AutoscaleStatus(1, 8, 5, "450 left to read")
+    one = operator(confirm=confirm, sources=sources, parts={"geo.code": {"entries": 9}}, autoscale=scaling)
     found = gauges(sidecar(one, display_failures={"trace": 3}))
     for family in FAMILIES:
         head = "headgate.crawl" if "operator" in family.labels else "headgate"

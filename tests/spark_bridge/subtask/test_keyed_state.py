@@ -17,6 +17,7 @@ import pytest
 from headgate import CheckpointConfig, OperatorCoordinator, SubtaskContext, SubtaskOperator, chain
 from headgate.testing import running_operator
 from headgate.types import KeyedState, KeyGroups, RestoredFiles, StateFiles
+from protocol.errors import LocalProtocolError
 from protocol.key_groups import Key, encode_key
 from tests.pages import FENCE, ROOT
 
@@ -42,7 +43,11 @@ def a_state(folder: Path, clock: Callable[[], float], *, subtask: int = 0, paral
 
     (folder / "state").mkdir(parents=True, exist_ok=True)
     context: Any = SimpleNamespace(
-        subtask=subtask, parallelism=parallelism, state_folder=folder / "state", snapshot_folder=snapshot_folder
+        subtask=subtask,
+        parallelism=parallelism,
+        state_folder=folder / "state",
+        snapshot_folder=snapshot_folder,
+        _check_key_groups=lambda groups: None,
     )
     return KeyedState(context, GROUPS, now=clock)
 
@@ -90,6 +95,24 @@ def test_random_calls_have_the_results_of_a_model(tmp_path: Path) -> None:
         expected = [(key, alive[key]) for key in sorted(alive, key=encode_key)]
         assert list(state.scan()) == expected, seed
         state.close()
+
+
+def test_a_state_that_is_closed_says_what_to_do(tmp_path: Path) -> None:
+    state = a_state(tmp_path, Clock())
+    state.put("a", b"v")
+    state.close()
+    state.close()
+    for use in (
+        lambda: state.put("a", b"v"),
+        lambda: state.put("a", b"v", ttl_s=1.0),
+        lambda: state.get("a"),
+        lambda: state.delete("a"),
+        lambda: next(state.scan()),
+        state.expire,
+        lambda: state.snapshot(1),
+    ):
+        with pytest.raises(LocalProtocolError, match=r"is closed: use it from open\(\) to close\(\)"):
+            use()
 
 
 def test_a_scan_has_a_prefix_and_may_have_a_group(tmp_path: Path) -> None:
@@ -252,6 +275,22 @@ async def test_a_key_comes_once_in_seven_days_at_any_parallelism() -> None:
             for task in tasks:
                 outputs.update(task.outputs)
     assert outputs == expected
+
+
+async def test_another_number_of_key_groups_is_found_before_anything_is_read() -> None:
+    """H52: the keys of this subtask would belong to groups of others."""
+
+    class Changed(Distinct):
+        def open(self, context: SubtaskContext, state: bytes | RestoredFiles | None) -> None:
+            self.seen = KeyedState(context, KeyGroups(8))
+
+    async with running_operator(OperatorCoordinator, parallelism=1, mode="streaming") as world:
+        await world.launch_operator(0, Distinct)
+        await world.checkpoint()
+        checkpoint = world.checkpoints[-1]
+    async with running_operator(OperatorCoordinator, parallelism=1, mode="streaming", restored=checkpoint) as world:
+        task = await world.launch_operator(0, Changed)
+        assert "the restored state has 16 key groups, and key_groups now says 8" in str(task.error)
 
 
 def of_the_page() -> dict[str, Any]:

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.file_retention import LAST_STATE, origin_of
+from protocol.file_retention import LAST_STATE, FileOrigin, origin_of
 from protocol.key_groups import KeyGroups
 from protocol.wire.framing import WireLimits
 from protocol.wire.messages import (
@@ -39,14 +41,16 @@ from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from spark_bridge.common.endpoint import StateStorage
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.files import Files
-from spark_bridge.storage.state_files.folder import StateFolder
+from spark_bridge.storage.state_files.folder import StateFolder, UploadStopped
 from spark_bridge.storage.state_files.restoring import restore
 from spark_bridge.storage.state_files.uploading import StateUploader
 from spark_bridge.storage.state_files.values import RestoredFiles, StateFiles
 from spark_bridge.subtask import AttemptOver, SubtaskContext
 from spark_bridge.subtask.local_folder import FOLDER, LocalFolder
+from spark_bridge.subtask.uploads import LEFT_BEHIND_MAX, Upload, UploadThread
 from tests.spark_bridge.subtask.operators import EventSource
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask, barrier
+from tests.spark_bridge.subtask.reading import until
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL_EVENTS = 2**20
@@ -363,9 +367,78 @@ def test_the_upload_of_an_aborted_checkpoint_stops_and_the_next_one_is_stored(
     stored = connection.next_item(StateStored)
     assert stored.checkpoint_id == 7
     assert sorted(state_at(storage, stored.handle, tmp_path / "found").values()) == [b"'one'", b"'two'"]
+    end(peer, connection, task, 8)
     named = {name for name in names_in(storage) if origin_of(name) == (6, 3)}
     assert named == set(), "what was not complete is gone"
-    end(peer, connection, task, 8)
+
+
+def uploading_threads() -> int:
+    return sum(thread.name.startswith("headgate-upload") for thread in threading.enumerate())
+
+
+def test_a_request_that_hangs_holds_up_no_upload_after_its_checkpoint_and_is_forgotten(
+    peer: Peer, storage: StateStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """H190, H192: what it has stored may be deleted by now, when the answer comes at last."""
+    original, before = StateFolder.write, uploading_threads()
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts, and answers nothing
+
+        def write(folder: StateFolder, name: str, pieces: Any, size_bytes: int) -> None:
+            original(folder, name, pieces, size_bytes)
+            origin = origin_of(name)
+            if origin is not None and origin.checkpoint_id == 6:
+                with socket.create_connection(server.getsockname()) as request:
+                    request.recv(1)
+
+        monkeypatch.setattr(StateFolder, "write", write)
+        task, connection = peer.run(Keeper(), state_storage=storage)
+        connection.send_events(1, "one")
+        ask_for_snapshot(connection, 2, 6)
+        request, _ = server.accept()
+        connection.send(CheckpointAborted(TASK_ID, 4, 6))
+        ask_for_snapshot(connection, 5, 7)
+        stored = connection.next_item(StateStored)
+        assert stored.checkpoint_id == 7
+        assert list(state_at(storage, stored.handle, tmp_path / "found").values()) == [b"'one'"]
+        connection.send(CheckpointCompleted(TASK_ID, 7, 7))
+        request.close()
+        until(lambda: uploading_threads() == before + 1, "the end of the request that hung")
+        ask_for_snapshot(connection, 8, 8)
+        handle = connection.next_item(StateStored).handle
+        assert handle is not None
+        assert [origin_of(file.name) for file in folder_of(storage).read_manifest(handle)] == [FileOrigin(7, 3)]
+        end(peer, connection, task, 10)
+
+
+def test_only_so_many_uploads_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, go_on, begun = threading.Lock(), threading.Event(), queue.Queue[int]()
+    ended: list[int] = []
+
+    def upload(number: int) -> Upload:
+        def store(stopped: Callable[[], bool]) -> StateHandle:
+            begun.put(number)
+            assert go_on.wait(PATIENCE_S)
+            raise UploadStopped("over")
+
+        return Upload(number, store)
+
+    uploads = UploadThread(lock, "headgate-upload-test", lambda outcome: ended.append(outcome.checkpoint_id))
+    most = LEFT_BEHIND_MAX + 1
+    for number in range(most + 1):
+        with lock:
+            uploads.put(upload(number))
+        if number < most:
+            assert begun.get(timeout=PATIENCE_S) == number
+            with lock:
+                uploads.stop(number)
+                assert uploads.idle is (number < LEFT_BEHIND_MAX)
+    assert begun.empty(), "the last one waits"
+    go_on.set()
+    assert begun.get(timeout=PATIENCE_S) == most
+    with lock:
+        uploads.end()
+    assert uploads.join(PATIENCE_S)
+    assert ended in ([most - 1], [most - 1, most]), "and nothing is said of those that were left behind"
 
 
 def test_uploads_are_done_one_after_the_other_in_order(peer: Peer, storage: StateStorage, gate: Gate) -> None:
