@@ -28,6 +28,7 @@ from spark_bridge.storage.state_files.folder import StateFolder
 from spark_bridge.storage.state_files.restoring import restore
 from spark_bridge.storage.state_files.uploading import StateUploader
 from spark_bridge.storage.state_files.values import StateFiles
+from spark_bridge.subtask.uploads import give_way
 
 SUBTASKS = 2
 FILES = 100
@@ -61,7 +62,12 @@ def measure(root: str, subtask: int, mib: float, before_s: float) -> Figures:
     without = _count_while(lambda: time.perf_counter() < end)
     began = time.perf_counter()
     first, handles = uploader.freeze(StateFiles(state), 1), list[StateHandle]()
-    upload = threading.Thread(target=lambda: handles.append(uploader.upload(first)))
+
+    def store() -> None:
+        give_way()
+        handles.append(uploader.upload(first))
+
+    upload = threading.Thread(target=store)
     upload.start()
     during = _count_while(upload.is_alive)
     upload_s = time.perf_counter() - began

@@ -441,6 +441,28 @@ def test_only_so_many_uploads_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended in ([most - 1], [most - 1, most]), "and nothing is said of those that were left behind"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a nice value is that of a thread on Linux only")
+def test_an_upload_gives_way_to_the_tasks_own_thread() -> None:
+    def nice() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    found = queue.Queue[int]()
+
+    def store(stopped: Callable[[], bool]) -> StateHandle:
+        found.put(nice())
+        raise UploadStopped("over")
+
+    lock, before = threading.Lock(), nice()
+    uploads = UploadThread(lock, "headgate-upload-test", lambda outcome: None)
+    with lock:
+        uploads.put(Upload(1, store))
+    assert found.get(timeout=PATIENCE_S) == min(before + 10, 19)
+    with lock:
+        uploads.end()
+    assert uploads.join(PATIENCE_S)
+    assert nice() == before
+
+
 def test_uploads_are_done_one_after_the_other_in_order(peer: Peer, storage: StateStorage, gate: Gate) -> None:
     task, connection = peer.run(Keeper(), state_storage=storage)
     connection.send_events(1, "one")
