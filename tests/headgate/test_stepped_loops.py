@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -108,6 +109,26 @@ async def test_the_end_of_the_attempt_cancels_what_runs(how: str) -> None:
             assert isinstance(task.error, AttemptOver)
         elif how == "failed":
             assert isinstance(task.error, ValueError)
+
+
+async def test_the_end_of_the_attempt_cancels_what_the_task_waits_for() -> None:
+    ended: list[float] = []
+
+    async def nothing(service: None, record: int) -> None: ...
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append(world.now)
+        yield
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(nothing, lifespan=slow), range(1))
+        await world.stop()
+        assert ended == [0.0]
+        assert isinstance(task.error, AttemptOver)
 
 
 async def test_a_coroutine_that_does_not_end_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -126,6 +126,23 @@ async def test_an_operator_task_is_ended_by_its_input_and_loses_nothing() -> Non
         assert (task.outcome, task.outputs) == ("success", [1, 2, 3])
 
 
+async def test_an_operator_ends_when_the_coordinator_has_all_that_it_sent() -> None:
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        yield from records
+        context.send_event("the last one")
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, parallelism=1) as world:
+        task = await world.launch_operator(0, work)
+        task.silent = True
+        task.end_records()
+        await world.settle()
+        assert (task.outcome, coordinator.events) == ("", [])
+        task.silent = False
+        await world.settle()
+        assert (task.outcome, coordinator.events) == ("success", ["the last one"])
+
+
 async def test_a_stopped_operator_says_so_and_its_tasks_learn_of_it() -> None:
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, parallelism=2, mode="streaming") as world:

@@ -13,15 +13,42 @@ from typing import Any
 import pytest
 
 from headgate.errors import SinkDataLost
-from headgate.sinks import Committable
+from headgate.sinks import Committable, SinkCommitterContext, SinkWriterContext
 from headgate.testing import Case, SinkTarget, sink_cases
-from tests.spark_bridge.sinks.memory import Column, MemorySink, MemoryTarget, Server
+from tests.spark_bridge.sinks.memory import Column, MemoryCommitter, MemorySink, MemoryTarget, MemoryWriter, Server
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "one by one"])
 @pytest.mark.parametrize("case", sink_cases(histories=100), ids=str)
 def test_the_pattern_keeps_its_promises(case: Case[SinkTarget], atomic: bool) -> None:  # H31, H64, H83, H140, H141
     case.run(MemoryTarget(atomic=atomic))
+
+
+class Halves(MemorySink):
+    """Keeps which of its halves were opened, and which were closed."""
+
+    opened: list[Any]
+    closed: list[Any]
+
+    def writer(self, context: SinkWriterContext) -> MemoryWriter:
+        return self._kept(super().writer(context))
+
+    def committer(self, context: SinkCommitterContext) -> MemoryCommitter:
+        return self._kept(super().committer(context))
+
+    def _kept(self, half: Any) -> Any:
+        self.opened.append(half)
+        half.close = lambda: self.closed.append(half)
+        return half
+
+
+def test_the_suite_closes_every_half_that_it_opens() -> None:
+    """A target with connections would otherwise run out of them, as the suite has thousands of worlds."""
+    Halves.opened, Halves.closed = [], []
+    (every,) = (case for case in sink_cases() if "every row" in str(case))
+    every.run(MemoryTarget(make=Halves))
+    assert {type(half) for half in Halves.opened} == {MemoryWriter, MemoryCommitter}
+    assert set(Halves.opened) == set(Halves.closed)
 
 
 # --- sinks that are wrong, and the case that says so --------------------------------------------------------------
