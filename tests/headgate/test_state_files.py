@@ -156,6 +156,25 @@ async def test_a_checkpoint_that_is_given_up_stops_the_upload() -> None:
         await world.checkpoint()
 
 
+async def test_a_file_that_stays_as_it_was_is_uploaded_once_and_counted() -> None:
+    async with a_world(checkpoint=CheckpointConfig(tolerated_failures=2)) as world:
+        task = await world.launch_operator(0, Counts)
+        (task.operator.folder / "large.txt").write_bytes(Random(1).randbytes(10_000))
+        uploaded = []
+        for aborted in (True, False, False):
+            task.uploads_wait = aborted
+            answer = world.begin_checkpoint()
+            await world.settle()
+            if aborted:
+                await world.abort_checkpoint(answer)
+                task.uploads_wait = False
+                await world.settle()
+            uploaded.append(task.operator.context.statistics.uploaded_bytes)
+        assert uploaded[0] == 0
+        assert uploaded[1] > 10_000
+        assert uploaded[2] - uploaded[1] < 1_000  # the list of the files
+
+
 async def test_a_stage_of_a_chain_has_a_state_in_files() -> None:
     def make() -> Any:
         return chain(double=lambda records: (2 * record for record in records), counts=Last)
