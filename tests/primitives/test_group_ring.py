@@ -547,3 +547,11 @@ def test_a_stranger_that_answers_at_a_members_address_is_refused() -> None:  # H
             ring.connect(own, [own.getsockname(), strange.getsockname()])
         ring.close()
         future.result(60.0)
+
+
+def test_a_member_that_does_not_answer_is_named() -> None:
+    ring = Ring(0, 2, KEY, 0.2)
+    with listen("127.0.0.1") as own, listen("127.0.0.1") as silent:
+        with pytest.raises(TimedOut, match=r"rank 1 of the group did not let rank 0 in within 0\.2 s"):
+            ring.connect(own, [own.getsockname(), silent.getsockname()])
+        ring.close()
