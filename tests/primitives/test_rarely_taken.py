@@ -640,6 +640,24 @@ async def test_an_event_with_numbers_that_no_task_sends_is_refused(
         await half().handle_event_from_operator(0, 0, message)
 
 
+@pytest.mark.parametrize("is_over", [False, True], ids=["waits", "is over"])
+async def test_a_correction_serves_a_request_that_waits_and_one_that_is_over_takes_nothing(is_over: bool) -> None:
+    half: Any = Permits("tokens", per_s=1.0, burst=10).coordinator("op")
+    half.context = half.clock = SimpleNamespace(now=lambda: 0.0, call_later=lambda *_: None, gateways=None)
+    await half._desk.attach(half)
+    replies = [
+        await half.handle_request(0, 0, ["acquire", number, False, 600.0, weight])
+        for number, weight in ((1, 10), (2, 5), (3, 5))
+    ]
+    assert [reply.settled for reply in replies] == [True, True, False]
+    if is_over:
+        replies[2]._recipient = SimpleNamespace(over=True)
+    await half.handle_event_from_operator(0, 0, ["correct", 1, 10, 0])
+    assert half._desk._replies == {}
+    assert replies[2].settled == (not is_over)
+    assert half._desk.book._schedule.due(0.0, 10) == (0.0 if is_over else 15.0)
+
+
 @pytest.mark.parametrize(("asked", "really", "next_at_s"), [(1, 5, 5.0), (5, 1, 1.0)])
 async def test_the_first_use_of_a_task_is_corrected(asked: int, really: int, next_at_s: float) -> None:
     permits = Permits("tokens", per_s=1.0, burst=5)
