@@ -237,6 +237,9 @@ async def test_a_cancelled_job_fails_its_run_and_the_next_launch_begins_another(
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         first, second = await world.launch_all()
+        await world.kill(first)
+        first = await world.retry(first)
+        assert (first.attempt_number, second.attempt_number) == (1, 0)
         await world.cancel_job("the user pressed a key")
         assert (first.outcome, second.outcome) == ("killed", "killed")
         assert world.cancelled_jobs == ["the user pressed a key"]
