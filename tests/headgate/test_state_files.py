@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -298,3 +300,18 @@ async def test_nothing_of_a_task_is_left_on_the_host(tmp_path: Path, monkeypatch
         assert attempts_in(tmp_path)
         await world.kill(task)
     assert not attempts_in(tmp_path)
+
+
+def test_the_storage_of_a_program_goes_with_it_and_not_with_a_process_that_it_has_forked() -> None:
+    program = """
+import os, sys
+from headgate.testing._state_files import storage_of_tests
+folder = storage_of_tests().url
+if os.fork():
+    os.wait()
+    print(folder, os.path.exists(folder))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    folder, was_there = said
+    assert was_there == "True"
+    assert not Path(folder).exists()

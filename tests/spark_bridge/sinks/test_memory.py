@@ -129,6 +129,24 @@ class RowByRow(Server):
                 self.tables[table] = [*self.seen(table), row]
 
 
+class LedgerOfBatches(Server):
+    """Knows each batch that it has committed, and not what is in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches: dict[frozenset[str], list[tuple[int, Any]]] = {}
+
+    def commit(self, sink: str, table: str, parts: Sequence[Committable]) -> None:
+        batch = frozenset(part.name for part in parts)
+        if batch in self._batches:
+            return
+        rows = [row for known in self._batches if known < batch for row in self._batches[known]]
+        for part in parts:
+            rows += self.prepared[sink].pop(part.name, [])
+        self._batches[batch] = rows
+        self.tables[table] = [*self.seen(table), *rows]
+
+
 class WithoutLedger(Server):
     """Does not know what it has committed, except for people."""
 
@@ -292,6 +310,7 @@ BROKEN: dict[str, tuple[Callable[[], SinkTarget], str, str]] = {
         "are lost at the end of day 1",
     ),
     "rows of a day again": (lambda: MemoryTarget(make=made_of(SharedBuffer)), "every day", "are doubled at the end"),
+    "a ledger of batches": (lambda: MemoryTarget(server=LedgerOfBatches()), "a commit is repeated", "doubled"),
     "no ledger of the dead": (
         lambda: MemoryTarget(make=made_of(committer=KnowsItsOwn), server=WithoutLedger()),
         "an answer is lost",
