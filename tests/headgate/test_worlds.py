@@ -258,6 +258,11 @@ async def test_a_second_answer_changes_nothing() -> None:
     assert not answer.answer(2)
     assert not answer.fail(ValueError("late"))
     assert (answer.value, answer.error) == (1, None)
+    failed = Answer[int]()
+    assert failed.fail(ValueError("early"))
+    assert not failed.answer(1)
+    with pytest.raises(ValueError, match="early"):
+        _ = failed.value
 
 
 async def test_answers_come_to_the_requests_that_they_are_for() -> None:

@@ -54,6 +54,23 @@ def test_the_suite_closes_every_half_that_it_opens() -> None:
     assert set(Halves.opened) == set(Halves.closed)
 
 
+class Wide(Server):
+    """Takes all rows without the column, too."""
+
+    def commit(self, sink: str, table: str, parts: Sequence[Committable]) -> None:
+        was_narrow, self.is_narrow = self.is_narrow, False
+        super().commit(sink, table, parts)
+        self.is_narrow = was_narrow
+
+
+@pytest.mark.parametrize("make", [Server, Wide], ids=["refuses rows", "goes on"])
+def test_the_suite_undoes_the_changes_of_the_schema(make: type[Server]) -> None:
+    server = make()
+    (changed,) = (case for case in sink_cases() if "the schema changes" in str(case))
+    changed.run(MemoryTarget(server=server))
+    assert not server.is_narrow
+
+
 # --- sinks that are wrong, and the case that says so --------------------------------------------------------------
 
 
@@ -64,14 +81,12 @@ class OneName(MemorySink):
         return sink
 
 
-class WithoutRoom(Server):
-    """A table that lacks a column takes the rows without it."""
+class WithoutRoom(Wide):
+    """A table that lacks a column takes some of the rows without it."""
 
     def commit(self, sink: str, table: str, parts: Sequence[Committable]) -> None:
-        was_narrow, self.is_narrow = self.is_narrow, False
         super().commit(sink, table, parts)
-        self.is_narrow = was_narrow
-        self.tables[table] = self.tables[table][: 2 if was_narrow else None]
+        self.tables[table] = self.tables[table][: 2 if self.is_narrow else None]
 
 
 class WithoutLock(Server):
