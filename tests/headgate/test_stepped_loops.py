@@ -149,6 +149,21 @@ async def test_the_end_of_the_attempt_cancels_what_the_task_waits_for() -> None:
         assert isinstance(task.error, AttemptOver)
 
 
+async def test_what_the_task_waits_for_fails_it_with_its_error() -> None:
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        await asyncio.sleep(1)
+        raise ValueError("no service")
+        yield
+
+    async def call(service: None, record: int) -> None: ...
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call, lifespan=broken), range(1))
+        await world.advance(2)
+        assert isinstance(task.error, ValueError)
+
+
 async def test_the_end_closes_what_generators_have_open_and_the_loop() -> None:
     """A generator that is left is closed when it is collected, and one that is kept at the end of the loop."""
     closed: list[str] = []

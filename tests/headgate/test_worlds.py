@@ -252,6 +252,18 @@ async def test_a_cancelled_job_fails_its_run_and_the_next_launch_begins_another(
         assert coordinator.calls_of("reset_to_checkpoint") == [("reset_to_checkpoint", -1, None)]
 
 
+async def test_a_job_fails_as_in_spark_when_a_subtask_has_failed_four_times() -> None:
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch(0)
+        for number in range(1, 5):
+            assert world.cancelled_jobs == []
+            task.finish(f"failure {number}")
+            await world.settle()
+            if number < 4:
+                task = await world.retry(task)
+        assert world.cancelled_jobs == ["subtask 0 has failed 4 times; the last time: failure 4"]
+
+
 async def test_a_second_answer_changes_nothing() -> None:
     answer = Answer[int]()
     assert answer.answer(1)

@@ -327,7 +327,10 @@ async def test_what_was_said_outlives_a_checkpoint_that_began_before_the_first_r
     [
         (CompletedCheckpoint(7, 1, b"state"), True),
         (CompletedCheckpoint(7, 1, b"", {0: SubtaskSnapshot((SubtaskState(0, b"state"),))}), True),
-        (CompletedCheckpoint(7, 1, b"", {0: SubtaskSnapshot((SubtaskState(0, b""),), (HeldEvent(3, b"\xa1r"),))}), True),
+        (
+            CompletedCheckpoint(7, 1, b"", {0: SubtaskSnapshot((SubtaskState(0, b""),), (HeldEvent(3, b"\xa1r"),))}),
+            True,
+        ),
         (CompletedCheckpoint(7, 1, b"", {0: SubtaskSnapshot((SubtaskState(0, b""),))}), False),
         (CompletedCheckpoint(7, 1, b""), False),
     ],
