@@ -45,13 +45,21 @@ class Halves(MemorySink):
         half.close = lambda: self.closed.append(half)
 
 
-def test_the_suite_closes_every_half_that_it_opens() -> None:
+@pytest.mark.parametrize("name", ["every row", "a commit is repeated", "two drivers commit"])
+def test_the_suite_closes_every_half_that_it_opens(name: str) -> None:
     """A target with connections would otherwise run out of them, as the suite has thousands of worlds."""
     Halves.opened, Halves.closed = [], []
-    (every,) = (case for case in sink_cases() if "every row" in str(case))
-    every.run(MemoryTarget(make=Halves))
+    (case,) = (case for case in sink_cases() if name in str(case))
+    case.run(MemoryTarget(make=Halves))
     assert {type(half) for half in Halves.opened} == {MemoryWriter, MemoryCommitter}
     assert set(Halves.opened) == set(Halves.closed)
+
+
+@pytest.mark.parametrize("case", sink_cases(histories=1), ids=str)
+def test_each_case_begins_with_an_empty_target(case: Case[SinkTarget]) -> None:
+    target = MemoryTarget()
+    target.server.tables["rows"] = [(0, 0)]
+    case.run(target)
 
 
 class Wide(Server):
