@@ -112,6 +112,7 @@ class OperatorTask(Task):
         self.loops: list[SteppedTaskLoop] = []  # those of async stages
         self._stepping = False
         self._make_parts, self._stages = parts, stages
+        self._parts: OperatorParts
         self.opens_immediately = False
         self.operator: SubtaskOperator
         """The operator, once it is built. A chain has its stages instead."""
@@ -278,6 +279,7 @@ class OperatorTask(Task):
             self.stages = {name: parts.operators[name] for name in self._stages}
             if not self._stages:
                 self.operator = parts.operators[""]
+            self._parts = parts
             return parts
 
         for output in run_subtask_with(make_channel, make_parts, self._endpoint, self._identity, self._open_records):
