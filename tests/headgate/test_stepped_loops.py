@@ -150,10 +150,13 @@ async def test_the_end_of_the_attempt_cancels_what_the_task_waits_for() -> None:
 
 
 async def test_what_the_task_waits_for_fails_it_with_its_error() -> None:
-    @asynccontextmanager
-    async def broken() -> AsyncIterator[None]:
+    async def connect() -> None:
         await asyncio.sleep(1)
         raise ValueError("no service")
+
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        await connect()
         yield
 
     async def call(service: None, record: int) -> None: ...

@@ -564,7 +564,7 @@ def test_a_member_waits_for_a_connection_no_longer_than_the_time_that_is_left(mo
         waits.append(timeout_s)
         raise ConnectionRefusedError("nobody is there")
 
-    monkeypatch.setattr(ring_module.socket, "create_connection", connect)
+    monkeypatch.setattr(socket, "create_connection", connect)
     ring = Ring(0, 2, KEY, 0.2)
     with listen("127.0.0.1") as own:
         with pytest.raises(OSError, match="nobody is there"):
