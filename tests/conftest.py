@@ -59,6 +59,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _assertions_in_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test if an assertion fails in an operator of the test kit, where it only fails a task."""
+    module = sys.modules.get("headgate.testing._operator_task")
+    if module is None:
+        yield
+        return
+    found: list[BaseException] = []
+    run = module.OperatorTask._run_operator
+
+    def noted(task: Any) -> None:
+        try:
+            run(task)
+        except (AssertionError, pytest.fail.Exception) as error:
+            found.append(error)
+            raise
+
+    monkeypatch.setattr(module.OperatorTask, "_run_operator", noted)
+    yield
+    for error in found:
+        raise error
+
+
 class ImmediateFailures:
     """Writes each failure as soon as it happens: a run that is ended from outside never gets to its summary."""
 

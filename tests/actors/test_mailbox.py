@@ -104,7 +104,7 @@ async def test_ask_fails_immediately_when_its_message_is_dropped_or_refused(on_f
     drops_oldest = on_full is OnFull.DROP_OLDEST
     queued = [] if drops_oldest else [Add(0)]
     async with busy_counter(MailboxConfig(1, on_full), *queued, clock=VirtualClock()) as busy:
-        async with meanwhile(busy.counter.ask(GetTotal, timeout_s=1.0), MailboxFull):
+        async with meanwhile(busy.counter.ask(GetTotal, timeout_s=1.0), MailboxFull, "is full at 1 messages"):
             if drops_oldest:
                 busy.counter.tell(Add(0))
 

@@ -145,9 +145,10 @@ async def test_ask_fails_with_the_cause_when_the_handler_raises(directive: Direc
                 await touchy.ask(GetTotal, timeout_s=60.0)
         return
     async with running_system() as system:
-        touchy = system.spawn(Touchy, supervision=Supervision(directive))
+        touchy = system.spawn(Touchy, name="touchy", supervision=Supervision(directive))
         with pytest.raises(HandlerFailed) as raised:
             await touchy.ask(GetTotal, timeout_s=60.0)
+        assert (raised.value.actor, raised.value.message_type) == ("touchy", "GetTotal")
         assert isinstance(raised.value.__cause__, ValueError)
 
 

@@ -361,10 +361,12 @@ async def test_cancellation_that_leaves_a_handler_is_a_failure() -> None:
             future.cancel()
             await future
 
-    with pytest.raises(HandlerCancelled):
+    with pytest.raises(HandlerCancelled) as raised:
         async with running_system() as system:
-            system.spawn(Careless).tell("go")
+            system.spawn(Careless, name="careless").tell("go")
             await asyncio.Event().wait()
+    assert raised.value.actor == "careless"
+    assert isinstance(raised.value.__cause__, asyncio.CancelledError)
 
 
 async def test_children_that_escalate_together_restart_their_parent_once() -> None:

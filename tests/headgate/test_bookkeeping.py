@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headgate import CoordinatorContext, OperatorCoordinator, SubtaskContext, SubtaskOperator
-from headgate.testing import Bookkeeping, check_bookkeeping
+from headgate.testing import Bookkeeping, World, check_bookkeeping
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +48,19 @@ class Forgetful(Totals):
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         pass
+
+
+class OneRun(Totals):
+    """Is ready for one run only."""
+
+    over = False
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self.over = succeeded
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if self.over:
+            raise ValueError("a run was over before")
 
 
 class Answering(Totals):
@@ -130,6 +144,24 @@ async def test_one_that_needs_the_sender_of_a_restored_message_is_found() -> Non
             lambda: Bookkeeping(Answering(), Talking, records=RECORDS, held=[("", 5)]), parallelism=[1, 3]
         )
     assert "restored with questions" in str(found.value)
+
+
+@pytest.mark.parametrize("mode", ["streaming", "batch"])
+async def test_one_that_is_wrong_in_its_second_run_is_found(mode: Any) -> None:
+    with pytest.raises(AssertionError, match="a run was over before"):
+        await check_bookkeeping(lambda: adding(OneRun), mode=mode, parallelism=[2])
+
+
+async def test_what_the_judge_of_a_run_says_is_found() -> None:
+    judged: list[Any] = []
+
+    def judge(world: World, outputs: list[Any]) -> None:
+        judged.append(outputs)
+        raise AssertionError(f"judged after {world.now:g} s")
+
+    with pytest.raises(AssertionError, match=r"judged after \d"):
+        await check_bookkeeping(lambda: replace(adding(Totals), judge=judge), parallelism=[2], histories=1)
+    assert judged[0] == [len(RECORDS)] * 2
 
 
 async def test_what_does_not_end_and_what_is_doubled_is_found() -> None:

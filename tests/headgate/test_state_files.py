@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -156,6 +158,25 @@ async def test_a_checkpoint_that_is_given_up_stops_the_upload() -> None:
         await world.checkpoint()
 
 
+async def test_a_file_that_stays_as_it_was_is_uploaded_once_and_counted() -> None:
+    async with a_world(checkpoint=CheckpointConfig(tolerated_failures=2)) as world:
+        task = await world.launch_operator(0, Counts)
+        (task.operator.folder / "large.txt").write_bytes(Random(1).randbytes(10_000))
+        uploaded = []
+        for aborted in (True, False, False):
+            task.uploads_wait = aborted
+            answer = world.begin_checkpoint()
+            await world.settle()
+            if aborted:
+                await world.abort_checkpoint(answer)
+                task.uploads_wait = False
+                await world.settle()
+            uploaded.append(task.operator.context.statistics.uploaded_bytes)
+        assert uploaded[0] == 0
+        assert uploaded[1] > 10_000
+        assert uploaded[2] - uploaded[1] < 1_000  # the list of the files
+
+
 async def test_a_stage_of_a_chain_has_a_state_in_files() -> None:
     def make() -> Any:
         return chain(double=lambda records: (2 * record for record in records), counts=Last)
@@ -279,3 +300,18 @@ async def test_nothing_of_a_task_is_left_on_the_host(tmp_path: Path, monkeypatch
         assert attempts_in(tmp_path)
         await world.kill(task)
     assert not attempts_in(tmp_path)
+
+
+def test_the_storage_of_a_program_goes_with_it_and_not_with_a_process_that_it_has_forked() -> None:
+    program = """
+import os, sys
+from headgate.testing._state_files import storage_of_tests
+folder = storage_of_tests().url
+if os.fork():
+    os.wait()
+    print(folder, os.path.exists(folder))
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    folder, was_there = said
+    assert was_there == "True"
+    assert not Path(folder).exists()

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -71,6 +72,24 @@ async def test_a_seed_repeats_its_order_and_others_have_others() -> None:
             assert [step for one, step in told if one == number] == [0, 1, 2]
 
 
+async def test_coroutines_overtake_each_other_and_callbacks_do_not() -> None:
+    overtaken = 0
+
+    async def call(number: int) -> None:
+        begun.append(number)
+        for step in range(3):
+            asyncio.get_running_loop().call_soon(called.append, 3 * len(begun) + step)
+
+    for seed in range(8):
+        begun: list[int] = []
+        called: list[int] = []
+        async with running_operator(parallelism=1, seed=seed) as world:
+            await world.launch_operator(0, concurrently(call, limit=8), range(8))
+        assert called == sorted(called)
+        overtaken += begun != sorted(begun)
+    assert overtaken
+
+
 async def test_a_question_takes_virtual_time() -> None:
     async def ask(context: Any, number: int) -> Any:
         with pytest.raises(TimedOut, match=r"within 0\.1 s"):
@@ -108,6 +127,73 @@ async def test_the_end_of_the_attempt_cancels_what_runs(how: str) -> None:
             assert isinstance(task.error, AttemptOver)
         elif how == "failed":
             assert isinstance(task.error, ValueError)
+
+
+async def test_the_end_of_the_attempt_cancels_what_the_task_waits_for() -> None:
+    ended: list[float] = []
+
+    async def nothing(service: None, record: int) -> None: ...
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            ended.append(world.now)
+        yield
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(nothing, lifespan=slow), range(1))
+        await world.stop()
+        assert ended == [0.0]
+        assert isinstance(task.error, AttemptOver)
+
+
+async def test_what_the_task_waits_for_fails_it_with_its_error() -> None:
+    async def connect() -> None:
+        await asyncio.sleep(1)
+        raise ValueError("no service")
+
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        await connect()
+        yield
+
+    async def call(service: None, record: int) -> None: ...
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call, lifespan=broken), range(1))
+        await world.advance(2)
+        assert isinstance(task.error, ValueError)
+
+
+async def test_the_end_closes_what_generators_have_open_and_the_loop() -> None:
+    """A generator that is left is closed when it is collected, and one that is kept at the end of the loop."""
+    closed: list[str] = []
+    kept: list[Any] = []
+
+    async def numbers(name: str) -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            closed.append(name)
+
+    async def call(record: int) -> None:
+        kept.extend([asyncio.get_running_loop(), numbers("kept")])
+        for generator in (kept[1], numbers("left")):
+            async for _ in generator:
+                break
+        del generator
+        await asyncio.sleep(1)
+        assert closed == ["left"]
+
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch_operator(0, concurrently(call), range(1))
+        await world.advance(2)
+        assert (task.error, task.outcome) == (None, "success")
+        assert closed == ["left", "kept"]
+        assert kept[0].is_closed()
 
 
 async def test_a_coroutine_that_does_not_end_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from headgate import CheckpointConfig, FailureKind, SubtaskContext, SubtaskOperator
+from headgate import CheckpointConfig, FailureKind, Reply, SubtaskContext, SubtaskOperator, chain
 from headgate.actors.testing import deterministic_system
 from headgate.errors import CheckpointFailed
-from headgate.testing import RecordingCoordinator, Task, running_operator
+from headgate.testing import Answer, RecordingCoordinator, Task, running_operator
 from protocol.errors import LocalProtocolError
 
 TOLERANT = CheckpointConfig(tolerated_failures=100)
@@ -126,6 +126,23 @@ async def test_an_operator_task_is_ended_by_its_input_and_loses_nothing() -> Non
         assert (task.outcome, task.outputs) == ("success", [1, 2, 3])
 
 
+async def test_an_operator_ends_when_the_coordinator_has_all_that_it_sent() -> None:
+    def work(context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
+        yield from records
+        context.send_event("the last one")
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, parallelism=1) as world:
+        task = await world.launch_operator(0, work)
+        task.silent = True
+        task.end_records()
+        await world.settle()
+        assert (task.outcome, coordinator.events) == ("", [])
+        task.silent = False
+        await world.settle()
+        assert (task.outcome, coordinator.events) == ("success", ["the last one"])
+
+
 async def test_a_stopped_operator_says_so_and_its_tasks_learn_of_it() -> None:
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, parallelism=2, mode="streaming") as world:
@@ -214,6 +231,95 @@ async def test_the_hint_names_the_function_that_the_test_has_called(used: str, o
         async with of(seed=4711) if of else deterministic_system(seed=4711):
             raise ZeroDivisionError
     assert raised.value.__notes__ == [f"replay with {used}(seed=4711)"]
+
+
+async def test_a_cancelled_job_fails_its_run_and_the_next_launch_begins_another() -> None:
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        first, second = await world.launch_all()
+        await world.kill(first)
+        first = await world.retry(first)
+        assert (first.attempt_number, second.attempt_number) == (1, 0)
+        await world.cancel_job("the user pressed a key")
+        assert (first.outcome, second.outcome) == ("killed", "killed")
+        assert world.cancelled_jobs == ["the user pressed a key"]
+        ((_, _, success, *_),) = coordinator.calls_of("run_ended")
+        assert not success
+        await world.cancel_job()  # there is none
+        assert len(world.cancelled_jobs) == 1
+        again = await world.launch(0)
+        assert again.attempt_number == 0
+        assert coordinator.calls_of("reset_to_checkpoint") == [("reset_to_checkpoint", -1, None)]
+
+
+async def test_a_job_fails_as_in_spark_when_a_subtask_has_failed_four_times() -> None:
+    async with running_operator(parallelism=1) as world:
+        task = await world.launch(0)
+        for number in range(1, 5):
+            assert world.cancelled_jobs == []
+            task.finish(f"failure {number}")
+            await world.settle()
+            if number < 4:
+                task = await world.retry(task)
+        assert world.cancelled_jobs == ["subtask 0 has failed 4 times; the last time: failure 4"]
+
+
+async def test_a_second_answer_changes_nothing() -> None:
+    answer = Answer[int]()
+    assert answer.answer(1)
+    assert not answer.answer(2)
+    assert not answer.fail(ValueError("late"))
+    assert (answer.value, answer.error) == (1, None)
+    failed = Answer[int]()
+    assert failed.fail(ValueError("early"))
+    assert not failed.answer(1)
+    with pytest.raises(ValueError, match="early"):
+        _ = failed.value
+
+
+async def test_answers_come_to_the_requests_that_they_are_for() -> None:
+    waiting: list[Reply] = []
+
+    async def later(subtask: int, attempt: int, request: Any) -> Reply:
+        waiting.append(Reply())
+        return waiting[-1]
+
+    async with running_operator(RecordingCoordinator(handle_request=later), parallelism=1) as world:
+        (task,) = await world.launch_all()
+        first, second = task.request("first"), task.request("second")
+        await world.settle()
+        waiting[1].answer(2)
+        await world.settle()
+        assert (second.value, first.open) == (2, True)
+        waiting[0].answer(1)
+        await world.settle()
+        assert first.value == 1
+
+
+async def test_a_savepoint_is_kept_with_its_directory() -> None:
+    async with running_operator(RecordingCoordinator(), parallelism=1, mode="streaming") as world:
+        (task,) = await world.launch_all()
+        task.state = b"saved"
+        savepoint = await world.checkpoint("/savepoints/monday")
+        ((directory, kept),) = world.savepoints
+        assert (directory, kept.checkpoint_id) == ("/savepoints/monday", savepoint)
+        assert kept.subtask_states[0].states[0].state == b"saved"
+
+
+async def test_a_subtask_that_does_not_exist_is_refused() -> None:
+    async with running_operator(parallelism=2) as world:
+        with pytest.raises(ValueError, match="there is no subtask 2: the operator has 2, counted from 0"):
+            await world.launch(2)
+        assert world.tasks == []
+
+
+async def test_an_operator_is_given_unless_there_is_a_chain_and_only_then() -> None:
+    async with running_operator() as world:
+        with pytest.raises(ValueError, match="pass make_operator"):
+            await world.launch_operator(0)
+    async with running_operator(chain(stage=Counting)) as world:
+        with pytest.raises(ValueError, match="unless the operator is a chain"):
+            await world.launch_operator(0, Counting)
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------

@@ -547,3 +547,28 @@ def test_a_stranger_that_answers_at_a_members_address_is_refused() -> None:  # H
             ring.connect(own, [own.getsockname(), strange.getsockname()])
         ring.close()
         future.result(60.0)
+
+
+def test_a_member_that_does_not_answer_is_named() -> None:
+    ring = Ring(0, 2, KEY, 0.2)
+    with listen("127.0.0.1") as own, listen("127.0.0.1") as silent:
+        with pytest.raises(TimedOut, match=r"rank 1 of the group did not let rank 0 in within 0\.2 s"):
+            ring.connect(own, [own.getsockname(), silent.getsockname()])
+        ring.close()
+
+
+def test_a_member_waits_for_a_connection_no_longer_than_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def connect(address: object, timeout_s: float) -> socket.socket:
+        waits.append(timeout_s)
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    ring = Ring(0, 2, KEY, 0.2)
+    with listen("127.0.0.1") as own:
+        with pytest.raises(OSError, match="nobody is there"):
+            ring.connect(own, [own.getsockname(), ("127.0.0.1", 9)])
+        ring.close()
+    assert waits
+    assert max(waits) <= 0.2

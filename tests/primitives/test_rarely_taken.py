@@ -226,14 +226,26 @@ def test_a_worker_of_xgboost_leaves_what_it_has_joined_and_is_woken_unless_it_ha
     from spark_bridge.primitives.group import xgboost_group
 
     calls: list[str] = []
-    context = SimpleNamespace(__enter__=lambda: calls.append("joined"), __exit__=lambda: calls.append("left"))
-    monkeypatch.setattr(xgboost_group, "CommunicatorContext", lambda **arguments: context)
+    given: list[dict[str, Any]] = []
+
+    def leave() -> None:
+        calls.append("left")
+        if broken:
+            raise OSError("the tracker is gone")
+
+    def make(**arguments: Any) -> Any:
+        given.append(arguments)
+        return context
+
+    broken = False
+    context = SimpleNamespace(__enter__=lambda: calls.append("joined"), __exit__=leave)
+    monkeypatch.setattr(xgboost_group, "CommunicatorContext", make)
     monkeypatch.setattr(xgboost_group, "get_rank", lambda: 1)
     guard: Any = SimpleNamespace(wake=lambda: calls.append("woken"))
 
     def work(*steps: str, rank: int = 1) -> list[str]:
         calls.clear()
-        with xgboost_group.Worker({}, rank, 5.0, guard) as worker:
+        with xgboost_group.Worker({"dmlc_tracker_port": 7}, rank, 4.5, guard) as worker:
             for step in steps:
                 getattr(worker, step)()
         return list(calls)
@@ -244,6 +256,12 @@ def test_a_worker_of_xgboost_leaves_what_it_has_joined_and_is_woken_unless_it_ha
     with pytest.raises(LocalProtocolError, match="XGBoost has given rank 1 to the member of rank 0"):
         work("begin", rank=0)
     assert calls == ["joined", "left", "woken"]
+    broken = True
+    with pytest.raises(OSError, match="the tracker is gone"):
+        work("begin", "end")
+    assert calls == ["joined", "left", "woken"]
+    arguments = {"dmlc_tracker_port": 7, "dmlc_retry": 1, "dmlc_timeout": 5, "dmlc_task_id": "0000000001"}
+    assert given == [arguments] * 3 + [{**arguments, "dmlc_task_id": "0000000000"}, arguments]
 
 
 def test_with_tls_no_other_library_connects_members() -> None:
@@ -622,6 +640,24 @@ async def test_an_event_with_numbers_that_no_task_sends_is_refused(
         await half().handle_event_from_operator(0, 0, message)
 
 
+@pytest.mark.parametrize("is_over", [False, True], ids=["waits", "is over"])
+async def test_a_correction_serves_a_request_that_waits_and_one_that_is_over_takes_nothing(is_over: bool) -> None:
+    half: Any = Permits("tokens", per_s=1.0, burst=10).coordinator("op")
+    half.context = half.clock = SimpleNamespace(now=lambda: 0.0, call_later=lambda *_: None, gateways=None)
+    await half._desk.attach(half)
+    replies = [
+        await half.handle_request(0, 0, ["acquire", number, False, 600.0, weight])
+        for number, weight in ((1, 10), (2, 5), (3, 5))
+    ]
+    assert [reply.settled for reply in replies] == [True, True, False]
+    if is_over:
+        replies[2]._recipient = SimpleNamespace(over=True)
+    await half.handle_event_from_operator(0, 0, ["correct", 1, 10, 0])
+    assert half._desk._replies == {}
+    assert replies[2].settled == (not is_over)
+    assert half._desk.book._schedule.due(0.0, 10) == (0.0 if is_over else 15.0)
+
+
 @pytest.mark.parametrize(("asked", "really", "next_at_s"), [(1, 5, 5.0), (5, 1, 1.0)])
 async def test_the_first_use_of_a_task_is_corrected(asked: int, really: int, next_at_s: float) -> None:
     permits = Permits("tokens", per_s=1.0, burst=5)
@@ -744,14 +780,16 @@ def test_a_member_cannot_broadcast_from_a_rank_that_there_is_not() -> None:
 
 
 class Stub:
-    """Stands for a class of another library's module, and notes what is called, with its numbers."""
+    """Stands for a class of another library's module, and notes how it is made and called, with numbers and texts."""
 
     port = 1234
 
     def __init__(self, notes: list[str], name: str) -> None:
         self._notes, self._name = notes, name
 
-    def __call__(self, *_: Any) -> Stub:
+    def __call__(self, *arguments: Any) -> Stub:
+        shown = (str(one) if isinstance(one, int | str) else type(one).__name__ for one in arguments)
+        self._notes.append(" ".join([self._name, *shown]))
         return self
 
     def __enter__(self) -> Stub:
@@ -762,7 +800,7 @@ class Stub:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> dict[str, Any]:
-            self._notes.append(" ".join([self._name, name, *(str(one) for one in arguments if type(one) is int)]))
+            self._notes.append(" ".join([self._name, name, *map(str, arguments)]))
             return {}
 
         return call
@@ -771,10 +809,30 @@ class Stub:
 @pytest.mark.parametrize(
     ("library", "rank", "steps"),
     [
-        ("xgboost", 0, "tracker arguments|broadcast|worker begin|work|worker end|worker left|barrier|tracker free"),
-        ("xgboost", 1, "broadcast|worker begin|work|worker end|worker left|barrier"),
-        ("torch", 0, "broadcast|group begin 1234|work|barrier|group end|group left"),
-        ("torch", 1, "broadcast|group begin 1234|work|barrier|group end|group left"),
+        (
+            "xgboost",
+            0,
+            "tracker host 2|tracker arguments|broadcast|frees and may end|worker dict 0 float SocketGuard|worker begin|"
+            "work|worker end|worker left|barrier|tracker free",
+        ),
+        (
+            "xgboost",
+            1,
+            "broadcast|frees and may end|worker dict 1 float SocketGuard|worker begin|work|worker end|worker left|"
+            "barrier",
+        ),
+        (
+            "torch",
+            0,
+            "installed|store host 2 float|broadcast|frees and may end|group 0 2 float|group begin host 1234|work|"
+            "barrier|group end|group left",
+        ),
+        (
+            "torch",
+            1,
+            "installed|broadcast|frees and may end|group 1 2 float|group begin host 1234|work|barrier|group end|"
+            "group left",
+        ),
     ],
 )
 def test_members_enter_another_library_together_and_wait_for_each_other_before_they_free_anything(
@@ -785,13 +843,20 @@ def test_members_enter_another_library_together_and_wait_for_each_other_before_t
     notes: list[str] = []
     monkeypatch.setattr(xgboost_group, "Tracker", Stub(notes, "tracker"))
     monkeypatch.setattr(xgboost_group, "Worker", Stub(notes, "worker"))
-    monkeypatch.setattr(torch_group, "check_installed", lambda: None)
+    monkeypatch.setattr(torch_group, "check_installed", lambda: notes.append("installed"))
     monkeypatch.setattr(torch_group, "Store", Stub(notes, "store"))
     monkeypatch.setattr(torch_group, "ProcessGroup", Stub(notes, "group"))
     meeting = Meeting(1)
     part = meeting.part(0)
     member = part.enter()
-    member.rank, member.world_size = rank, 2
+    member.rank, member.world_size, member.store_address = rank, 2, ("host", 0)
+    freeing = part.freeing
+
+    def noted(**given: Any) -> Any:
+        notes.append("frees and may end" if given["may_end"] else "frees")
+        return freeing(**given)
+
+    monkeypatch.setattr(part, "freeing", noted)
 
     def answer(kind: str, value: Any) -> tuple[Any, ...]:
         notes.append(kind.partition("(")[0])

@@ -499,3 +499,12 @@ def test_a_call_that_has_given_up_is_not_remembered() -> None:  # H176
     shared.set(-1)
     asyncio.run(queued.pop()())
     assert half._waiting == []
+
+
+async def test_an_operator_that_has_ended_hears_of_no_more_values() -> None:
+    rules = SharedValue("rules", 1)
+    async with running_operator(parallelism=1, uses=[rules]) as world:
+        assert len(rules._halves) == 1
+        await world.stop()
+        assert rules._halves == []
+        assert rules.set(2) == 2

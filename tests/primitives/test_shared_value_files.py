@@ -298,13 +298,19 @@ def test_only_the_newest_files_stay(tasks: list[Task], folder: Path) -> None:
     assert len(list(folder.iterdir())) <= KEPT_FILES + 1
 
 
-def test_a_value_that_is_cannot_be_written_to_a_full_disk_is_there_all_the_same(
-    tasks: list[Task], folder: Path
+@pytest.mark.parametrize("is_gone", [True, False], ids=["the folder is gone", "the disk is full"])
+def test_a_value_that_cannot_be_written_is_there_all_the_same_and_leaves_no_file(
+    tasks: list[Task], folder: Path, is_gone: bool
 ) -> None:
     tasks[0].offer()
     tasks[0].until_sent(WANT)
-    (folder / f"{DIGEST.hex()}.part").unlink()  # as if the folder were gone: it cannot be renamed
+    part = folder / f"{DIGEST.hex()}.part"
+    if is_gone:
+        part.unlink()
+    else:
+        folder.joinpath(DIGEST.hex()).mkdir()  # so the last step fails
     tasks[0].give()
     tasks[0].until_sent(WANT, APPLIED)
     assert tasks[0].part.get() == VALUE
     assert task_half._in_process["model"] == (DIGEST, PAYLOAD), "at least this process has it"
+    assert not part.exists()

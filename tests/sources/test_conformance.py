@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 import pyarrow.csv
@@ -307,6 +307,50 @@ class WaitsForTheFirst(DiscoveringTarget):
         return super().enumerator(every_s if self.system else 1e9, state)
 
 
+class Disheartened(DiscoveringSplitEnumerator):
+    """Hands out nothing after a checkpoint has failed."""
+
+    has_failed = False
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.has_failed = True
+
+    async def handle_split_request(self, subtask: int) -> None:
+        if self.has_failed:
+            await self._context.signal_no_more_splits(subtask)
+        else:
+            await super().handle_split_request(subtask)
+
+
+class GivesUp(DiscoveringTarget):
+    def enumerator(self, every_s: float | None, state: bytes | None) -> SplitEnumerator:
+        return Disheartened(self.splits, state, every_s=every_s)
+
+
+class StoresLater(DiscoveringSplitEnumerator):
+    """Has its states in another storage, from the completion on."""
+
+    taken: ClassVar[dict[bytes, bytes]] = {}
+    stored: ClassVar[dict[bytes, bytes]] = {}
+
+    async def snapshot_state(self, checkpoint_id: int) -> bytes:
+        name = b"%d" % checkpoint_id
+        self.taken[name] = await super().snapshot_state(checkpoint_id)
+        return name
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.stored[b"%d" % checkpoint_id] = self.taken[b"%d" % checkpoint_id]
+
+
+class ForgetsDoubt(DiscoveringTarget):
+    def enumerator(self, every_s: float | None, state: bytes | None) -> SplitEnumerator:
+        return StoresLater(self.splits, None if state is None else StoresLater.stored.get(state), every_s=every_s)
+
+    def clear(self) -> None:
+        super().clear()
+        StoresLater.stored.clear()
+
+
 class TakesFromTheSystem(DiscoveringTarget):
     """As a queue whose items are gone when somebody has them."""
 
@@ -357,6 +401,8 @@ BROKEN: dict[str, tuple[Callable[[], SourceTarget], str, str]] = {
     "forgets what was found": (Forgets, "the driver dies,", "doubled"),
     "never looks again": (NeverLooksAgain, "splits and records come later", "lost"),
     "waits for the first split": (WaitsForTheFirst, "no split", "does not end"),
+    "gives up after a failure": (GivesUp, "a checkpoint fails", "lost"),
+    "stores its state too late": (ForgetsDoubt, "a checkpoint is in doubt", "doubled"),
     "takes from its system": (TakesFromTheSystem, "the driver dies,", "lost"),
     "reads a log once": (WholeLogs, "a job runs every day", "lost"),
     "gives NULL": (GivesNull, "the schema changes", "other records"),

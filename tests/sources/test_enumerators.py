@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from inspect import isfunction
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -712,3 +713,53 @@ class Synchronous(StaticSplitEnumerator):
 async def test_what_a_source_cannot_call_is_refused_before_it_is_called(build: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         SourceCoordinator(build)._build_checked(None)
+
+
+HOOKS = [name for name, one in vars(SplitEnumerator).items() if isfunction(one) and not name.startswith("_")]
+
+
+class Listening(StaticSplitEnumerator):
+    """Notes which of its methods are called, with their arguments."""
+
+    def __init__(self, calls: list[tuple[Any, ...]], splits: list[Any], state: bytes | None) -> None:
+        super().__init__(splits, state)
+        for name in HOOKS:
+            setattr(self, name, self._noted(calls, name, getattr(self, name)))
+
+    @staticmethod
+    def _noted(calls: list[tuple[Any, ...]], name: str, method: Any) -> Any:
+        async def noted(*args: Any) -> Any:
+            calls.append((name, *args))
+            return await method(*args)
+
+        return noted
+
+
+class Sending(SplitReader):
+    def read_from(self, split: Any, position: Any, /) -> Iterator[Any]:
+        self.context.send_event({"reads": split})
+        while True:
+            yield None
+
+
+async def test_an_enumerator_hears_of_everything_that_happens() -> None:
+    calls: list[tuple[Any, ...]] = []
+    source = SourceCoordinator(lambda state: Listening(calls, ["a", "b"], state))
+    async with running_operator(source, parallelism=1, **STREAMING) as world:
+        task = await world.launch_operator(0, Sending)
+        await world.checkpoint()
+        world.storage_error = OSError("the disk is full")
+        answer = world.begin_checkpoint()
+        await world.settle()
+        assert answer.error is not None
+        world.storage_error = None
+        await world.kill(task)
+        await world.retry(task)
+        assert ("notify_checkpoint_complete", 1) in calls
+        assert ("notify_checkpoint_aborted", 2) in calls
+        assert ("notify_checkpoint_discarded", 2) in calls
+        assert ("attempt_ended", 0, 0, False) in calls
+        assert ("subtask_reset", 0, 1) in calls
+        assert ("handle_source_event", 0, 0, {"reads": "a"}) in calls
+    assert {call[0] for call in calls} >= set(HOOKS) - {"add_splits_back"}, "splits are taken back encoded"
+    assert calls[-1] == ("close",)

@@ -98,6 +98,7 @@ async def test_a_peer_that_breaks_the_protocol_loses_only_its_own_connection() -
         good.send("fine")
         await world.settle()
         assert world.coordinator.events == ["fine"]
+        assert world.coordinator.calls_of("subtask_suspected") == [("subtask_suspected", 0, 0)]
         assert not world.failures
 
 

@@ -17,7 +17,8 @@ from actors.coordination.engine.inputs import ActionId, BatchInput, CheckpointLa
 from headgate import CheckpointConfig, chain
 from headgate.errors import InputRefused
 from headgate.testing import OperatorTask, World, running_operator
-from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.wire.messages import HeldEvent, SubtaskState
 from spark_bridge.primitives.chain import Chain
 from spark_bridge.subtask.context import SubtaskContext
 from spark_bridge.subtask.operator import FunctionOperator, SubtaskOperator
@@ -325,6 +326,12 @@ async def test_what_was_said_outlives_a_checkpoint_that_began_before_the_first_r
     ("restored", "refused"),
     [
         (CompletedCheckpoint(7, 1, b"state"), True),
+        (CompletedCheckpoint(7, 1, b"", {0: SubtaskSnapshot((SubtaskState(0, b"state"),))}), True),
+        (
+            CompletedCheckpoint(7, 1, b"", {0: SubtaskSnapshot((SubtaskState(0, b""),), (HeldEvent(3, b"\xa1r"),))}),
+            True,
+        ),
+        (CompletedCheckpoint(7, 1, b"", {0: SubtaskSnapshot((SubtaskState(0, b""),))}), False),
         (CompletedCheckpoint(7, 1, b""), False),
     ],
 )

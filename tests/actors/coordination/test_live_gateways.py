@@ -233,6 +233,7 @@ async def test_a_handler_is_called_between_methods_as_soon_as_all_are_ready() ->
         gateways_of(coordinator).when_all_ready(all_there)
         await world.settle()
         assert len(coordinator.calls_of("all there")) == 2  # they are, already
+        assert gateways_of(coordinator).are_complete
 
 
 async def test_a_failure_that_waits_behind_the_last_readiness_comes_after_the_handler() -> None:  # H88

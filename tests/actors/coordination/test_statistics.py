@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.coordination import LatencyRecorder, OperatorStatistics
+from actors.coordination.statistics import PartStatistics
 
 
 def recorded(samples: Iterable[float], samples_max: int = 100) -> LatencyRecorder:
@@ -17,6 +18,19 @@ def recorded(samples: Iterable[float], samples_max: int = 100) -> LatencyRecorde
     for sample in samples:
         recorder.record(sample)
     return recorder
+
+
+def test_all_counts_begin_at_nothing() -> None:
+    of_operator, of_part = OperatorStatistics("words"), PartStatistics()
+    numbers = {
+        name: value
+        for one in (of_operator, of_part)
+        for name in one.__slots__
+        if type(value := getattr(one, name)) in (int, float)
+    }
+    assert len(numbers) > 20
+    assert numbers.pop("last_completed_checkpoint_id") == -1, "no checkpoint"
+    assert set(numbers.values()) == {0}
 
 
 def test_where_nothing_was_measured_there_is_no_percentile() -> None:

@@ -77,7 +77,7 @@ async def test_a_status_shows_the_run_of_each_operator_that_has_one() -> None:
         return 3
 
     async with application(parallelism=3) as app:
-        process = Process("here", 7, False, lambda: RelayStatus("none", 0, 0, 0), app.kit.clock.now(), cores)
+        process = Process("here", 7, False, lambda: RelayStatus("none", 0, 0, 0), app.kit.clock.now() - 60.0, cores)
         collector = StatusCollector(
             app.bridge_ref, app.kit.clock, Journal(0.0), process, lambda: app.operators.observed
         )
@@ -89,6 +89,7 @@ async def test_a_status_shows_the_run_of_each_operator_that_has_one() -> None:
         await app.settle()
         status = await app.kit.drive(collector.take())
         one, idle = status.operators[OPERATOR], status.operators["idle"]
+        assert status.uptime_s == 60.0
 
         assert one.run is not None
         assert (one.run.stage_id, one.run.tasks_started, one.run.subtasks_seen, one.run.missing) == (10, 2, 2, (2,))
