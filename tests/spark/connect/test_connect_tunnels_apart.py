@@ -15,6 +15,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,13 +26,16 @@ import anyio
 import pytest
 
 from actors.threads import DRIVER
+from headgate import Addresses, Sidecar, SidecarConfig
 from spark_bridge.common.errors import ConnectRefused
 from spark_bridge.connect.remote_session import RemoteSession
 from spark_bridge.connect.tunnel_calls import SMALL_BYTES_MAX, StubCalls, TunnelCalls, TunnelClosed
 from tests.spark.connect.conftest import SHOWING
+from tests.spark.connect.jobs import DieOnce, Numbers, read
 from tests.spark.connect.own_bytes import SIZES, begin_visit, bytes_of, serving, visit
 from tests.spark.connect.server import ConnectServer, with_relay
-from tests.spark.connect.test_connect_lifetimes import wait_until
+from tests.spark.connect.server_restarts import continue_after_the_server_has_died
+from tests.spark.connect.test_connect_lifetimes import ours, wait_until
 from tests.spark.connect.test_connect_tunnel import tunnels
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -50,8 +54,20 @@ def ships(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def server(ships: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
-    options = () if ships else with_relay(tmp_path_factory.mktemp("installed"), "ann")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the installed relay, with the secret of a client."""
+    return tmp_path_factory.mktemp("installed")
+
+
+@pytest.fixture(scope="module")
+def config(ships: bool, folder: Path) -> SidecarConfig:
+    """Of a sidecar that is to use a tunnel."""
+    return SidecarConfig(addresses=Addresses(way="tunnel", relay_secret_file=None if ships else folder / "ann"))
+
+
+@pytest.fixture(scope="module")
+def server(ships: bool, folder: Path) -> Iterator[ConnectServer]:
+    options = () if ships else with_relay(folder, "ann")
     server = ConnectServer(settings={**SHOWING, "spark.eventLog.enabled": "false"}, options=options)
     server.start()
     yield server
@@ -215,3 +231,25 @@ def test_a_session_with_too_many_tunnels_takes_none_from_another_one(
         calls.close()
     wait_until(lambda: tunnels(server) == 0)
     other.stop()
+
+
+def test_a_sidecar_uses_its_tunnel_although_a_task_dies(
+    server: ConnectServer, session: Any, config: SidecarConfig
+) -> None:
+    """H196"""
+    numbers = Numbers(range(20), DieOnce(7))
+    with Sidecar(session, config) as sidecar:
+        handle = sidecar.coordinate("numbers", lambda: numbers, parallelism=2)
+        assert sidecar.run(lambda: read(session, handle)) == list(range(20))
+        assert sidecar.status().relay.way == "tunnel"
+        assert tunnels(server) == 1
+    assert numbers.lost == ["FAILED"]
+    wait_until(lambda: tunnels(server) == 0 and ours(server) == [])
+
+
+def test_a_job_continues_through_a_new_tunnel_after_the_server_has_died(
+    server: ConnectServer, config: SidecarConfig, tmp_path: Path
+) -> None:
+    """Last: it kills the server, and starts it again."""
+    continue_after_the_server_has_died(server, replace(config, storage=tmp_path))
+    wait_until(lambda: tunnels(server) == 0 and ours(server) == [])
