@@ -41,7 +41,7 @@ from tests.spark.connect.test_connect_tunnel import tunnels
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[3]
-LEASE_S = 8.0
+LEASE_S = 30.0
 OURS, THEIRS, LATER = range(1, 4)
 """The seeds of the bytes of three clients."""
 TUNNELS_MAX = 16
@@ -99,7 +99,7 @@ async def a_client(
 async def test_no_client_gets_a_byte_of_another_one_while_that_is_killed_and_comes_back(
     server: ConnectServer, session: Any, ships: bool
 ) -> None:
-    """H198: it comes back in the same session, while its old tunnel still stands."""
+    """H198: it comes back in the same session. Its old tunnel stands until its lease is over."""
     session_id, numbers, witnessed = str(uuid.uuid4()), count(1), 0
 
     async def visit_each_size(address: tuple[str, int], seed: int) -> None:
@@ -122,9 +122,8 @@ async def test_no_client_gets_a_byte_of_another_one_while_that_is_killed_and_com
             reader, writer = await begin_visit(theirs, number, size)
             told = [await reader.readexactly(100_000)]
             client.kill()
-        async with a_client(server, session_id, LATER, ships) as (later, client):
-            assert tunnels(server) == 3, "the old one stands until its lease is over"
             late, late_writer = await begin_visit(theirs, next(numbers), size)
+        async with a_client(server, session_id, LATER, ships) as (later, client):
             before = witnessed
             await visit_each_size(later, LATER)
             assert witnessed > before
