@@ -96,9 +96,10 @@ def test_a_file_of_the_tests_of_connect_has_a_place_of_its_cell(
     ]
 
 
-def test_the_page_has_a_row_for_each_spark_with_each_python_and_no_failure() -> None:
+def test_the_page_has_a_row_for_each_spark_with_each_python_and_each_file_and_no_failure() -> None:
     page = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| (4\.\d) \| (3\.\d+) \|", page, re.MULTILINE)
     assert rows == [(spark, python) for spark in SPARKS for python in PYTHONS]
     assert table({}).splitlines()[:2] == [line for line in page.splitlines() if line.startswith("|")][:2]
+    assert re.findall(r"^\| `(test_\w+\.py)` \|", page, re.MULTILINE) == [file.name for file in CONNECT]
     assert "**" not in page

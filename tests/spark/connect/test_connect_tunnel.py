@@ -38,7 +38,7 @@ from tests.spark.faults.namespaces import HostOfItsOwn, host_apart
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_S = 300.0
+WAIT_S = 500.0
 LEASE_S = 8.0
 TUNNEL = SidecarConfig(addresses=Addresses(way="tunnel"))
 REDACTED = base64.b64decode("tokentokentokentokensecretsecret")
