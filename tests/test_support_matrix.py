@@ -12,7 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests import support_matrix
-from tests.support_matrix import PYTHONS, ROOT, SPARKS, Cell, find_java, find_python, run, table
+from tests.support_matrix import (
+    CONNECT,
+    PYTHONS,
+    ROOT,
+    SPARKS,
+    Cell,
+    connect_table,
+    find_java,
+    find_python,
+    run,
+    run_connect,
+    table,
+)
 
 PAGE = ROOT / "docs" / "platforms" / "versions.md"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -49,7 +61,7 @@ def cell_that_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cell: Cell
 @pytest.mark.parametrize(
     ("cell", "said", "status", "expected"),
     [
-        (Cell("4.3", "3.12", 21), "== 17 passed, 1 skipped in 3 s ==", 0, "works (17 tests)"),
+        (Cell("4.3", "3.12", 21), "== 17 passed, 1 skipped in 3 s ==", 0, "works (17 tests, 1 skipped)"),
         (
             Cell("4.3", "3.12", 21),
             "== 1 failed, 17 passed in 3 s ==",
@@ -64,13 +76,30 @@ def test_a_cell_says_what_happened(
     cell: Cell, said: str, status: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(cell_that_prints(tmp_path, monkeypatch, cell, said, status), "/java", ["tests"]) == expected
-    log = tmp_path / "out" / f"spark-{cell.spark}-python{cell.python}-java{cell.java}.log"
+    log = tmp_path / "out" / f"spark-{cell.spark}-python{cell.python}-java{cell.java}-check.log"
     assert said in log.read_text(encoding="utf-8")
 
 
-def test_the_page_has_a_row_for_each_spark_with_each_python_and_no_failure() -> None:
+@pytest.mark.parametrize(
+    ("said", "status", "expected"),
+    [("== 12 passed in 3 s ==", 0, "works (12 tests)"), ("== 1 failed in 3 s ==", 1, "**failed**: 1 failed in 3 s")],
+)
+def test_a_file_of_the_tests_of_connect_has_a_place_of_its_cell(
+    said: str, status: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = cell_that_prints(tmp_path, monkeypatch, Cell("4.1", "3.12", 17), said, status)
+    assert run_connect(cell, "/java", CONNECT[0]) == expected
+    assert connect_table({f"{cell}: {CONNECT[0].name}": expected}).splitlines()[::2] == [
+        "| Tests | Spark 4.1, Python 3.12, Java 17 |",
+        f"| `{CONNECT[0].name}` | {expected} |",
+        *(f"| `{file.name}` | not tried yet |" for file in CONNECT[2::2]),
+    ]
+
+
+def test_the_page_has_a_row_for_each_spark_with_each_python_and_each_file_and_no_failure() -> None:
     page = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| (4\.\d) \| (3\.\d+) \|", page, re.MULTILINE)
     assert rows == [(spark, python) for spark in SPARKS for python in PYTHONS]
     assert table({}).splitlines()[:2] == [line for line in page.splitlines() if line.startswith("|")][:2]
+    assert re.findall(r"^\| `(test_\w+\.py)` \|", page, re.MULTILINE) == [file.name for file in CONNECT]
     assert "**" not in page

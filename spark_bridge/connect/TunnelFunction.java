@@ -17,6 +17,7 @@ import org.apache.spark.internal.config.ConfigEntry;
 import org.apache.spark.internal.config.ConfigEntry$;
 import org.apache.spark.sql.api.java.UDF1;
 import org.apache.spark.sql.connect.service.ExecuteHolder;
+import org.apache.spark.sql.connect.service.SessionHolder;
 import org.apache.spark.sql.connect.service.SparkConnectService$;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.internal.SQLConf$;
@@ -78,9 +79,9 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
         Opened opened = byName.get(asked);
         switch (call) {
             case 0:
-                return text(open(context.conf(), asked, words));
+                return text(open(context.conf(), origin, asked, words));
             case 1:
-                push(tunnel(opened == null ? null : opened.tunnel()), words);
+                push(tunnel(opened == null ? null : opened.tunnel()), origin, words);
                 return new byte[0];
             case 2:
                 return poll(tunnel(opened == null ? null : opened.tunnel()), words);
@@ -102,13 +103,14 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
     }
 
     /** The same call again, which Spark may make, has the same result. */
-    private static synchronized String open(SparkConf conf, String asked, ByteBuffer words) throws Exception {
+    private static synchronized String open(SparkConf conf, String origin, String asked, ByteBuffer words)
+            throws Exception {
         Opened opened = byName.get(asked);
         if (opened != null) {
             return opened.text();
         }
-        if (byName.size() >= TUNNELS_MAX) {
-            return "full";
+        if (byName.keySet().stream().filter(other -> other.startsWith(origin + " ")).count() >= TUNNELS_MAX) {
+            return "full"; // this session is; if the relay is installed, there are those of other sessions, too
         }
         long leaseMs = words.getLong();
         int doors = words.get();
@@ -135,10 +137,10 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
 
     // ---- down ----------------------------------------------------------------------------------------------------
 
-    private static void push(Tunnel tunnel, ByteBuffer words) throws Exception {
+    private static void push(Tunnel tunnel, String origin, ByteBuffer words) throws Exception {
         long pauseMs = words.getLong();
         long acknowledged = words.getLong();
-        ExecuteHolder holder = holder(StandardCharsets.UTF_8.decode(words).toString());
+        ExecuteHolder holder = holder(origin, StandardCharsets.UTF_8.decode(words).toString());
         tunnel.push(acknowledged, pauseMs, packet -> {
             Any.Builder any = Any.newBuilder().setTypeUrl(TYPE).setValue(UnsafeByteOperations.unsafeWrap(packet));
             return holder.responseObserver().tryOnNext(ExecutePlanResponse.newBuilder()
@@ -150,16 +152,19 @@ public final class TunnelFunction implements UDF1<byte[], byte[]> {
         });
     }
 
-    private static ExecuteHolder holder(String operation) {
+    /** The ids of operations are public, too: packets must not get among the responses of another session. */
+    private static ExecuteHolder holder(String origin, String operation) {
         scala.collection.Iterator<ExecuteHolder> each =
                 SparkConnectService$.MODULE$.executionManager().listExecuteHolders().iterator();
         while (each.hasNext()) {
             ExecuteHolder holder = each.next();
-            if (holder.operationId().equals(operation)) {
+            SessionHolder session = holder.sessionHolder();
+            if (holder.operationId().equals(operation)
+                    && origin.equals(SessionRelay.origin(session.userId(), session.sessionId()))) {
                 return holder;
             }
         }
-        throw new IllegalStateException("there is no operation " + operation);
+        throw new IllegalStateException("this session has no operation " + operation);
     }
 
     private static byte[] poll(Tunnel tunnel, ByteBuffer words) throws Exception {

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import pytest
 from examples.connect_client import sum_although_the_server_ends, sum_of_squares
 from headgate import (
     NO_RESTART,
-    FixedDelay,
     Sidecar,
     SidecarConfig,
     SubtaskContext,
@@ -33,7 +31,7 @@ from tests.spark.connect.bench import by_two_lines
 from tests.spark.connect.beside import exchange, run_through_a_kill
 from tests.spark.connect.jobs import CountInArrow, DieOnce, Held, Numbers, read
 from tests.spark.connect.server import ConnectServer, bare_python
-from tests.spark.counting import CountingCoordinator
+from tests.spark.connect.server_restarts import continue_after_the_server_has_died
 from tests.spark.faults.network import Line
 from tests.spark.faults.own_process import OPERATOR, SidecarProgram, attach
 
@@ -202,41 +200,10 @@ def start_client(server: ConnectServer, *arguments: str) -> subprocess.Popen[str
 
 
 def test_a_job_continues_in_a_new_session_from_its_last_checkpoint_after_the_server_has_died(tmp_path: Path) -> None:
-    """SIGKILL, and the server is started again: what was counted before the checkpoint counts once."""
     server = ConnectServer(master="local[4,4]")
     server.start()
-    coordinators: SimpleQueue[tuple[CountingCoordinator, Sidecar]] = SimpleQueue()
-
-    def count(session: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
-        coordinator = CountingCoordinator()
-        handle = sidecar.coordinate("counting", lambda: coordinator, parallelism=1, mode="streaming")
-        coordinators.put((coordinator, sidecar))
-        tasks = session.range(0, 1, 1, 1).mapInArrow(handle.subtask(CountInArrow), "subtask long, last long")
-        return [tuple(row) for row in sidecar.run(tasks.collect)]
-
     try:
-        config = SidecarConfig(storage=tmp_path)
-        with ThreadPoolExecutor(1) as program:
-            job = program.submit(run_across_sessions, server.session, count, config, restart=FixedDelay(1, 0.1))
-            before, sidecar = coordinators.get(timeout=WAIT_S)
-            before.wait_for(lambda story: any(callback[0] == "ready" for callback in story))
-            before.send_numbers(0, 5)
-            before.wait_until_seen(0, 5)
-            sidecar.checkpoint("counting")
-            before.send_numbers(0, 3)  # after the checkpoint: they are lost with the server
-            before.wait_until_seen(0, 8)
-            server.kill()
-            before.wait_for(lambda story: story[-2:] == [("run_ended", False), ("close",)])
-
-            server.launch()
-            after, _ = coordinators.get(timeout=WAIT_S)
-            after.wait_for(lambda story: any(callback[0] == "ready" for callback in story))
-            after.send_numbers(0, 2)  # the numbers 6 and 7, or the subtask raises
-            after.wait_until_seen(0, 7)
-            after.stop_all()
-            assert job.result(WAIT_S) == [(0, 7)]
-        assert after.wrong == []
-
+        continue_after_the_server_has_died(server, SidecarConfig(storage=tmp_path))
         lose_two_jobs(server, tmp_path)
     finally:
         server.stop()
