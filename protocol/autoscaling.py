@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Decides which parallelism an operator needs for what its sources have not read yet (H198).
+"""Decides which parallelism an operator needs for what its sources have not read yet (H199).
 
 ``Autoscale`` is a value; an ``Autoscaler`` applies it. An ``Autoscaler`` is asked about once a second while the
 operator runs, and is notified if what it has asked for was refused. It reads no clock: ``now`` is a reading of any

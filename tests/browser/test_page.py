@@ -205,7 +205,7 @@ def test_the_largest_splits_of_a_source_are_shown_with_what_is_left(serve: Serve
     ]
 
 
-def test_what_the_backlog_needs_is_shown_with_the_subtasks(serve: Serve, visit: NewVisit) -> None:  # H198
+def test_what_the_backlog_needs_is_shown_with_the_subtasks(serve: Serve, visit: NewVisit) -> None:  # H199
     def scaled() -> SidecarStatus:
         status = eventful()
         scaling = AutoscaleStatus(1, 8, 5, "450 left to read, at 100 for each subtask")

@@ -131,7 +131,7 @@ aborted-write-stays [feared; H44 H50]
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay._end
   - if written:
   + if False:
-rescale-that-fails-counts [found; H45 H198]
+rescale-that-fails-counts [found; H45 H199]
   The checkpoint of a change of the parallelism that fails is one of those that may fail in a row.
   @ protocol.barrier_tracker.pending:CheckpointsUnderWay._fail
   T if pending.counts and not pending.savepoint:

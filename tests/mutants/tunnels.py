@@ -116,19 +116,19 @@ full-is-never-drained [feared; H197]
   A source that was stopped is not read again.
   @ protocol.tunnel:TunnelEnd._data_of
   - self._drained.append(channel)
-any-session-has-the-tunnel [feared; H199]
+any-session-has-the-tunnel [feared; H198]
   A client that knows the name of a tunnel, which is in the texts of plans, has its packets.
   By: tests/spark/connect/test_connect_tunnels_apart.py::
   test_a_name_and_a_key_that_are_not_of_the_session_lead_to_no_tunnel
   @ spark_bridge.connect:TunnelFunction.java
   ~ asked = origin + " " + name; => asked = name;
-packets-go-to-any-operation [found; H199]
+packets-go-to-any-operation [found; H198]
   A client puts the packets of its tunnel among the responses of another one.
   By: tests/spark/connect/test_connect_tunnels_apart.py::
   test_packets_of_one_session_do_not_get_among_the_responses_of_another
   @ spark_bridge.connect:TunnelFunction.java
   ~ origin.equals(SessionRelay.origin(session.userId(), session.sessionId())) => true
-tunnels-of-all-sessions-are-counted [found; H199]
+tunnels-of-all-sessions-are-counted [found; H198]
   If the relay is installed, one session can leave none to all others.
   By: tests/spark/connect/test_connect_tunnels_apart.py::
   test_a_session_with_too_many_tunnels_takes_none_from_another_one

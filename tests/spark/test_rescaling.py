@@ -192,7 +192,7 @@ class Pending(StaticSplitEnumerator):
 
 def test_an_operator_grows_with_its_backlog_by_itself_and_writes_each_record_once(
     spark_on: SparkOn, tmp_path: Path
-) -> None:  # H198
+) -> None:  # H199
     spark = spark_on("local[4,4]")
     out = tmp_path / "out"
     (tmp_path / "died in part 0").touch()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""H198: an operator is scaled by its backlog, and nothing that goes wrong with that ends anything. In virtual time."""
+"""H199: an operator is scaled by its backlog, and nothing that goes wrong with that ends anything. In virtual time."""
 
 from __future__ import annotations
 

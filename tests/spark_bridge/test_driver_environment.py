@@ -109,7 +109,7 @@ def test_as_many_tasks_run_at_a_time_as_the_active_executors_have_cores_for() ->
 
 
 @pytest.mark.parametrize(("said", "allocates"), [(None, False), ("false", False), ("TRUE", True)])
-def test_executors_come_when_tasks_wait_if_spark_says_so(said: str | None, allocates: bool) -> None:  # H198
+def test_executors_come_when_tasks_wait_if_spark_says_so(said: str | None, allocates: bool) -> None:  # H199
     settings = {} if said is None else {"spark_dynamicAllocation_enabled": said}
     assert allocates_executors(Context(**settings)) is allocates
 

@@ -2,7 +2,7 @@
 
 """How far a source is: splits count as read when their reader asks for more, and no longer when they are given back.
 
-And how much it has left: nothing is said of that unless all of it is known (H198).
+And how much it has left: nothing is said of that unless all of it is known (H199).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A tunnel whose bytes tell whose they are, and what dials its door. H199.
+"""A tunnel whose bytes tell whose they are, and what dials its door. H198.
 
 ``python -m tests.spark.connect.own_bytes URL SEED LEASE_S SHIPS`` serves one door, and says its address, until its
 input ends.

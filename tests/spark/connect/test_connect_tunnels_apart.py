@@ -99,7 +99,7 @@ async def a_client(
 async def test_no_client_gets_a_byte_of_another_one_while_that_is_killed_and_comes_back(
     server: ConnectServer, session: Any, ships: bool
 ) -> None:
-    """H199: it comes back in the same session. Its old tunnel stands until its lease is over."""
+    """H198: it comes back in the same session. Its old tunnel stands until its lease is over."""
     session_id, numbers, witnessed = str(uuid.uuid4()), count(1), 0
 
     async def visit_each_size(address: tuple[str, int], seed: int) -> None:
@@ -159,7 +159,7 @@ def new_calls(session: Any, ships: bool) -> TunnelCalls:
 async def test_a_name_and_a_key_that_are_not_of_the_session_lead_to_no_tunnel(
     server: ConnectServer, session: Any, ships: bool
 ) -> None:
-    """H199: names are in the texts of plans, where each client can read them. Keys are not."""
+    """H198: names are in the texts of plans, where each client can read them. Keys are not."""
     other = server.session()
     async with serving(session, OURS, 60.0, ships=ships) as (ours, tunnel, lost):
         calls, thief = tunnel._calls, await DRIVER.run(new_calls, other, ships)
@@ -187,7 +187,7 @@ async def test_a_name_and_a_key_that_are_not_of_the_session_lead_to_no_tunnel(
 async def test_packets_of_one_session_do_not_get_among_the_responses_of_another(
     server: ConnectServer, session: Any, ships: bool
 ) -> None:
-    """H199: the ids of operations are in the texts of plans, too."""
+    """H198: the ids of operations are in the texts of plans, too."""
     other, operations = server.session(), SimpleQueue[str]()
     async with serving(session, OURS, 60.0, ships=ships) as (ours, tunnel, lost):
         calls, thief = tunnel._calls, await DRIVER.run(new_calls, other, ships)
@@ -215,7 +215,7 @@ async def test_packets_of_one_session_do_not_get_among_the_responses_of_another(
 def test_a_session_with_too_many_tunnels_takes_none_from_another_one(
     server: ConnectServer, session: Any, ships: bool
 ) -> None:
-    """H199"""
+    """H198"""
     other = server.session()
 
     def opened(owner: Any) -> TunnelCalls:
