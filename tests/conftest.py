@@ -60,8 +60,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _assertions_in_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test if an assertion fails in an operator of the test kit, where it only fails a task."""
+def _assertions_in_operators() -> Iterator[None]:
+    """Fail a test if an assertion fails in an operator of the test kit, where it only fails a task.
+
+    It does not use the fixture ``monkeypatch``: what a test patches is undone before the end of other fixtures.
+    """
     module = sys.modules.get("headgate.testing._operator_task")
     if module is None:
         yield
@@ -76,8 +79,9 @@ def _assertions_in_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             found.append(error)
             raise
 
-    monkeypatch.setattr(module.OperatorTask, "_run_operator", noted)
-    yield
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(module.OperatorTask, "_run_operator", noted)
+        yield
     for error in found:
         raise error
 

@@ -406,7 +406,8 @@ def test_a_request_that_hangs_holds_up_no_upload_after_its_checkpoint_and_is_for
         ask_for_snapshot(connection, 8, 8)
         handle = connection.next_item(StateStored).handle
         assert handle is not None
-        assert [origin_of(file.name) for file in folder_of(storage).read_manifest(handle)] == [FileOrigin(7, 3)]
+        (origin,) = (origin_of(file.name) for file in folder_of(storage).read_manifest(handle))
+        assert origin in (FileOrigin(7, 3), FileOrigin(8, 3)), "8 if the answer came before the completion of 7"
         end(peer, connection, task, 10)
 
 
