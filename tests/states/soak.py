@@ -3,14 +3,16 @@
 """A job with large states, run again and again in one storage, while everything dies at random moments (H190 to H193).
 
 Each run is a separate process that changes some of the values in its states. During it, tasks fail, workers and the
-driver are killed with SIGKILL, and so is the server of the storage, which begins again a little later. Every third run
-has another parallelism. After each run, all values are those of a model. At the end, the storage has no file that no
-checkpoint needs.
+driver are killed with SIGKILL, and so is the server of the storage, which begins again a little later. Only the one for
+GCS can do that: the others keep everything in memory. Every third run has another parallelism. After each run, all
+values are those of a model. At the end, the storage has no file that no checkpoint needs, and ``headgate checkpoints``
+finds everything intact.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -26,7 +28,7 @@ from threading import Thread
 from typing import Any
 
 from tests.spark.cluster import ROOT
-from tests.spark_bridge.object_stores import GcsServer
+from tests.spark_bridge.object_stores import STORES, GcsServer, ObjectStore
 from tests.states.job import Run, model_of, value_of
 
 __all__ = ["FAULTS", "Outcome", "soak_states"]
@@ -42,7 +44,7 @@ class Outcome(Counter[str]):
 
     @property
     def is_right(self) -> bool:
-        return not any(self[one] for one in ("missing", "wrong", "strange", "left"))
+        return not any(self[one] for one in ("missing", "wrong", "strange", "left", "damaged"))
 
     def __str__(self) -> str:
         return ", ".join(f"{count} {what}" for what, count in sorted(self.items()) if count) or "nothing wrong"
@@ -95,7 +97,7 @@ class Running:
         self._process.stdout.close()
 
 
-def strike(fault: str, running: Running, server: GcsServer, chance: Random) -> None:
+def strike(fault: str, running: Running, server: GcsServer | None, chance: Random) -> None:
     """Let something die now."""
     match fault:
         case "task":
@@ -108,14 +110,18 @@ def strike(fault: str, running: Running, server: GcsServer, chance: Random) -> N
         case "driver":
             running.kill()
         case "server":
+            assert server is not None
             server.kill()
             time.sleep(chance.uniform(0.0, 2.0))
             server.start()
 
 
-def complete(run: Run, server: GcsServer, chance: Random, outcome: Outcome, *, faults: int, within_s: float) -> None:
+def complete(
+    run: Run, server: GcsServer | None, chance: Random, outcome: Outcome, *, faults: int, within_s: float
+) -> None:
     """Repeat a run until it ends well, as a scheduler does. The first tries are struck by so many faults in all."""
-    drawn = [chance.choice(FAULTS) for _ in range(faults)]
+    kinds = FAULTS if server is not None else FAULTS[:-1]
+    drawn = [chance.choice(kinds) for _ in range(faults)]
     for _ in range(REPETITIONS_MAX):
         running = Running(run)
         try:
@@ -156,35 +162,51 @@ def compare(run: Run, outcome: Outcome, digests: dict[tuple[int, int], str]) -> 
 
 
 @contextmanager
-def _server(folder: str) -> Iterator[GcsServer]:
+def _storage(kind: str, folder: str) -> Iterator[tuple[ObjectStore, GcsServer | None]]:
+    """The store, and its server if that can be killed."""
+    if kind != "gcs":
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or the server of S3 writes a line for each request
+        with STORES[kind]() as store:
+            yield store, None
+        return
     server = GcsServer(folder)
     server.start()
     try:
-        yield server
+        yield server.store, server
     finally:
         server.kill()
 
 
-def soak_states(folder: str, seed: int, runs: int, mib: int, say: Callable[[str], None] = lambda text: None) -> Outcome:
-    """Run the job so often, with states of ``mib`` MiB in all."""
+def _is_intact(store: ObjectStore, url: str) -> bool:
+    """Whether ``headgate checkpoints`` has nothing to say of what is stored, contents included."""
+    settings = {f"FSSPEC_{store.protocol.upper()}": json.dumps(store.options)}
+    command = [sys.executable, "-m", "headgate", "checkpoints", url, "--files"]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False).returncode == 0
+
+
+def soak_states(
+    folder: str, seed: int, runs: int, mib: int, say: Callable[[str], None] = lambda text: None, *, store: str = "gcs"
+) -> Outcome:
+    """Run the job so often, with states of ``mib`` MiB in all, in this kind of store."""
     chance, outcome = Random(seed), Outcome()
     digests: dict[tuple[int, int], str] = {}
     parallelism, within_s = 2, 4.0
     place = Path(folder, "job")
     place.mkdir()
-    with _server(f"{folder}/server") as server:
-        server.store.filesystem.mkdir("states")
+    with _storage(store, f"{folder}/server") as (objects, server):
+        objects.filesystem.mkdir("states")
+        url = f"{objects.protocol}://states/kept"
         for number in range(runs + 1):
             last = number == runs  # without faults, so that what is left can be counted
             if number % 3 == 2:
                 parallelism = chance.choice([one for one in PARALLELISM if one != parallelism])
                 outcome["rescaled"] += 1
-            options = server.store.options
-            run = Run(str(place), "gs://states/kept", options, seed, number, parallelism, mib, settle=last)
+            run = Run(str(place), url, objects.options, seed, number, parallelism, mib, settle=last)
             began = time.monotonic()
             complete(run, server, chance, outcome, faults=0 if last else chance.choice((1, 2, 2, 3)), within_s=within_s)
             compare(run, outcome, digests)
             if outcome["left"]:
                 say(f"left: {json.loads(Path(run.folder, 'result.json').read_text())['left']}")
             say(f"run {number}, {parallelism} subtasks, {time.monotonic() - began:.0f} s: {outcome}")
+        outcome["damaged"] += not _is_intact(objects, url)
     return outcome

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark_bridge.object_stores import STORES
 from tests.states.soak import soak_states
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
-def test_all_values_survive_every_death_and_nothing_is_left(tmp_path: Path) -> None:  # H190, H191, H193
-    outcome = soak_states(str(tmp_path), seed=4, runs=2, mib=8, say=print)
+@pytest.mark.parametrize("store", STORES)
+def test_all_values_survive_every_death_and_nothing_is_left(store: str, tmp_path: Path) -> None:  # H190, H191, H193
+    outcome = soak_states(str(tmp_path), seed=4, runs=2, mib=8, say=print, store=store)
     assert outcome.is_right, outcome
     assert outcome["rescaled"]
