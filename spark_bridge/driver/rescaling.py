@@ -18,7 +18,7 @@ from inspect import getattr_static
 
 import anyio
 
-from actors import ActorError
+from actors import ActorError, SystemNotRunning
 from actors.coordination import OperatorConfig
 from actors.coordination.engine.inputs import InputPosition
 from actors.coordination.host.given import why_not_resettable
@@ -193,6 +193,8 @@ class Rescaling:
         await self._release(operator_id)
         try:
             handle = await self._add(replace(config, parallelism=parallelism), operator.compose)
+        except SystemNotRunning:  # the sidecar has been left meanwhile
+            raise
         except (SidecarError, ActorError) as error:
             log.error("operator not rescaled", operator_id=operator_id, error=describe(error))
             handle = await self._add(config, operator.compose)

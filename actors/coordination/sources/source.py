@@ -399,7 +399,7 @@ class SourceCoordinator(OperatorCoordinator[list[Any], list[Any]]):
         if known.splits_pending != 0 and getattr(self._enumerator, "pending_backlog", None) is None:
             return (
                 "the enumerator does not say how much is in the splits that are not handed out: define "
-                "pending_backlog in it, or give it backlog"
+                "pending_backlog in it"
             )
         reading = {subtask for subtask, count in self._reading.items() if count}
         if silent := sorted(readers & ((reading - self._backlogs.keys()) | (readers - self._heard))):
