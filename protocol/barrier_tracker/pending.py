@@ -53,10 +53,10 @@ subsumes nor is subsumed: it is stored elsewhere, and its requester waits for th
 coordinator learns of the attempt after the request for its own snapshot.
 
 **Failures** in a row are counted over all checkpoints except savepoints, and those whose requester acts on a failure,
-as a change of the parallelism does. More than ``tolerated_failures`` become a
-global failure (H45). From then on everything is *halted* until the operator's reset: pending checkpoints are given up,
-none starts, and requests are refused. The same holds after the end of a run in which a subtask has failed and was not
-reset. If the run succeeds nevertheless, nothing is left to fail, and its final checkpoint may start.
+as a change of the parallelism does. More than ``tolerated_failures`` become a global failure (H45). From then on
+everything is *halted* until the operator's reset: pending checkpoints are given up, none starts, and requests are
+refused. The same holds after the end of a run in which a subtask has failed and was not reset. If the run succeeds
+nevertheless, nothing is left to fail, and its final checkpoint may start.
 
 **In doubt** is a checkpoint that was aborted after its write had begun (H64). It stays so until the storage has
 discarded it durably, or until a higher one completes. Resets and the end of a run do not change this. The set grows by

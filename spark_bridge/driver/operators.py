@@ -27,6 +27,7 @@ from actors import (
     HandlerFailed,
     Reply,
     Supervision,
+    SystemNotRunning,
 )
 from actors.coordination import (
     BarrierTrackerActor,
@@ -146,6 +147,8 @@ class WholeCalls:
                 async with self._turn(name):
                     self._require_running()
                     outcome.set_result(await call())
+        except SystemNotRunning:
+            outcome.cancel()  # the sidecar has ended meanwhile
         except Exception as error:
             outcome.set_exception(error)
         finally:

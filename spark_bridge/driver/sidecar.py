@@ -314,8 +314,8 @@ class Sidecar(PartFactories):
         ``run``; for an operator whose state counts Spark's records, during its run; for one whose states would meet and
         whose class does not merge them; if another change is under way. ``CheckpointFailed`` and ``AskTimeout`` come
         from the checkpoint, whose failure does not count towards ``tolerated_failures``. With each of them, the
-        parallelism stays as it is, and so does the run. If the operator cannot start with
-        the new parallelism, as for a ``Group`` that is too large, this raises why, and it continues with the old one.
+        parallelism stays as it is, and so does the run. If the operator cannot start with the new
+        parallelism, as for a ``Group`` that is too large, this raises why, and it continues with the old one.
         """
 
     @_on_its_loop(SidecarRuntime.checkpoint)

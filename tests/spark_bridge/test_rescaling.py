@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+import structlog
 
 from actors.coordination import CheckpointFailed, CoordinatorContext, OperatorCoordinator
 from protocol.attempts import RunEnded, RunStarted
@@ -21,7 +22,7 @@ from protocol.restart import FixedDelay
 from protocol.wire.messages import SubtaskState
 from protocol.wire.state_handles import KeyGroupRange, StateHandle
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.common.errors import CoordinatorStartError, SidecarError
+from spark_bridge.common.errors import CoordinatorStartError, SidecarError, SidecarNotRunning
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.rescaling import counts_records, lacks_merge
 from spark_bridge.driver.restarts import Restarter
@@ -97,6 +98,26 @@ async def test_what_comes_in_the_meantime_waits_and_is_served_with_the_state_bef
         assert len(answers) == 3
         assert 2 in answers
         assert (handle.parallelism, runtime.handles["a"]) == (2, handle)
+
+
+async def test_leaving_the_sidecar_in_the_middle_of_a_change_is_no_failure_of_the_operator() -> None:
+    class Slow(Counted):
+        gate, waits = anyio.Event(), anyio.Event()
+
+    async def change(runtime: SidecarRuntime) -> None:
+        with pytest.raises(SidecarNotRunning, match="the sidecar was closed before the call for operator 'a'"):
+            await runtime.rescale("a", 2)
+
+    async def go_on() -> None:
+        await anyio.wait_all_tasks_blocked()
+        Slow.gate.set()
+
+    with structlog.testing.capture_logs() as logs:
+        async with anyio.create_task_group() as tasks, a_sidecar(Slow) as runtime:
+            tasks.start_soon(change, runtime)
+            await Slow.waits.wait()
+            tasks.start_soon(go_on)  # when the sidecar is being left
+    assert [line["event"] for line in logs if line["log_level"] in ("warning", "error")] == []
 
 
 async def test_an_operator_that_cannot_start_with_the_new_parallelism_continues_with_the_old_one() -> None:

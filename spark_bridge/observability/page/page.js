@@ -526,9 +526,10 @@
   function drawTiles(tiles, operator) {
     const counts = operator.counts;
     const missing = operator.parallelism - operator.ready;
+    const attempts = operator.run ? many(counts.attempts, "attempt") + " in all" : "no run now";
     tiles.ready.set(
       number(operator.ready) + " / " + number(operator.parallelism),
-      (operator.run ? many(counts.attempts, "attempt") + " in all" : "no run now") + (operator.autoscale ? "; autoscale: " + operator.autoscale : ""), missing && operator.run ? "warn" : "",
+      attempts + (operator.autoscale ? "; autoscale: " + operator.autoscale : ""), missing && operator.run ? "warn" : "",
     );
     const history = operator.checkpoint_history;
     const under = operator.checkpoints[0];
