@@ -27,6 +27,7 @@ import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from benchmarks.spark_session import spark_session
 from headgate import CheckpointConfig, Sidecar, SidecarConfig, SubtaskContext, SubtaskOperator
 from headgate.types import KeyedState, KeyGroups, RestoredFiles, StateFiles
 
@@ -42,8 +43,9 @@ class Counts(SubtaskOperator):
 
     def open(self, context: SubtaskContext[Any], state: bytes | RestoredFiles | None) -> None:
         self.values = KeyedState(context, GROUPS)
-        again = isinstance(state, RestoredFiles) and context.input_begins_again
-        self.done = int(state.data or 0) if again and isinstance(state, RestoredFiles) else 0
+        self.done = 0
+        if isinstance(state, RestoredFiles) and context.input_begins_again:
+            self.done = int(state.data or 0)
 
     def process(self, records: Iterator[tuple[int, None]]) -> Iterator[int]:
         for key, _ in islice(records, self.done, None):
@@ -124,22 +126,15 @@ def with_the_jvm(spark: SparkSession, records: Path, place: Path) -> None:
 def main(arguments: Iterable[str]) -> None:
     records, keys = [*map(int, arguments), 200_000, 50_000][:2]
     settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": TASKS,
+        "spark.sql.shuffle.partitions": str(TASKS),
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
     }
-    builder = SparkSession.Builder().master(f"local[{TASKS}]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
     ways = {
         "KeyedState": with_headgate,
         "transformWithStateInPandas": with_pandas,
         "count() of the JVM": with_the_jvm,
     }
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory() as root, spark_session(f"local[{TASKS}]", **settings) as spark:
         for size, told in ((1_000, False), (records, True)):  # the first ones start what is started once
             folder = Path(root, f"records-{size}")
             folder.mkdir()
@@ -152,7 +147,6 @@ def main(arguments: Iterable[str]) -> None:
                 spent_s = time.perf_counter() - began
                 if told:
                     print(f"{name:30}{spent_s:8.1f} s {2 * size / spent_s:12,.0f} records a second", flush=True)
-    spark.stop()
 
 
 if __name__ == "__main__":

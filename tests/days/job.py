@@ -21,6 +21,7 @@ from headgate.sinks import TwoPhaseSink, TwoPhaseSinkCoordinator, TwoPhaseSinkOp
 from headgate.sources import FileSource, Source, SplitEnumerator
 from spark_bridge.driver.handle import OperatorHandle
 from tests.pipelines.pairs import SCHEMA, Pair
+from tests.spark.quiet_session import quiet_session
 
 ROWS = 60  # of a day
 TASKS = 2
@@ -126,12 +127,7 @@ def say(what: str) -> None:
 
 
 def main(folder: str, kind: str, day: int, conninfo: str, redis_url: str) -> None:
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1"}
-    builder = SparkSession.Builder().master(f"local[{TASKS},4]").appName("headgate days")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    spark = quiet_session(f"local[{TASKS},4]", "headgate days")
     with Sidecar(spark, SidecarConfig(storage=str(Path(folder, "kept")))) as sidecar:
         handle, action = action_of(spark, sidecar, kind, day, pair_of(kind, folder, conninfo, redis_url))
         say("begun")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 import pyarrow.parquet
@@ -48,7 +48,16 @@ class Outcome(Counter[str]):
     ``over the budget`` calls beyond it, and ``asked twice`` questions that two attempts asked at a time.
     """
 
-    WRONG = ("missing", "doubled", "left", "unnamed", "paid twice", "over the limit", "over the budget", "asked twice")
+    WRONG: ClassVar[tuple[str, ...]] = (
+        "missing",
+        "doubled",
+        "left",
+        "unnamed",
+        "paid twice",
+        "over the limit",
+        "over the budget",
+        "asked twice",
+    )
 
     @property
     def is_right(self) -> bool:

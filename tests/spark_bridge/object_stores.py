@@ -74,6 +74,13 @@ class GcsServer:
         self._server: subprocess.Popen[bytes] | None = None
         self.store = ObjectStore("gs", {"token": "anon", "project": "any", "endpoint_url": url})
 
+    def __enter__(self) -> GcsServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def start(self) -> None:
         quiet = subprocess.DEVNULL
         self._server = subprocess.Popen(self._command, stdout=quiet, stderr=quiet)
@@ -92,12 +99,8 @@ class GcsServer:
 
 @contextmanager
 def gcs_store() -> Iterator[ObjectStore]:
-    server = GcsServer()
-    server.start()
-    try:
+    with GcsServer() as server:
         yield server.store
-    finally:
-        server.kill()
 
 
 @contextmanager

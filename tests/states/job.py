@@ -21,18 +21,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pyspark.sql import SparkSession
-
 from headgate import CheckpointConfig, Sidecar, SidecarConfig, StorageDetails, SubtaskContext, SubtaskOperator
 from headgate.types import KeyedState, KeyGroups, RestoredFiles, StateFiles
 from spark_bridge.storage import CheckpointStorage
+from tests.spark.quiet_session import quiet_session
 
 OPERATOR = "values"
 GROUPS = KeyGroups(32)
 VALUE_BYTES = 2**16
 CHANGED = 0.05
 """Which share of the keys a run changes. The first one puts all of them."""
-RECORD_S = 0.004
+PROCESS_S = 4.0
+"""About how long the records of a run take at least, however few they are, so that something can strike."""
 SWEEP_S = 60.0
 
 
@@ -85,13 +85,14 @@ class Values(SubtaskOperator):
 
     goes_on_after_restore = True
 
-    def __init__(self, folder: str, seed: int) -> None:
-        self._folder, self._seed = folder, seed
+    def __init__(self, folder: str, seed: int, record_s: float) -> None:
+        self._folder, self._seed, self._record_s = folder, seed, record_s
 
     def open(self, context: SubtaskContext[Any], state: bytes | RestoredFiles | None) -> None:
         self._values = KeyedState(context, GROUPS)
-        again = isinstance(state, RestoredFiles) and context.input_begins_again
-        self._done = int(state.data or 0) if again and isinstance(state, RestoredFiles) else 0
+        self._done = 0
+        if isinstance(state, RestoredFiles) and context.input_begins_again:
+            self._done = int(state.data or 0)
         Path(self._folder, f"task-{context.subtask}").write_text(str(os.getpid()))
 
     def process(self, records: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int, str]]:
@@ -106,7 +107,7 @@ class Values(SubtaskOperator):
                 raise ValueError(f"key {key} was put {last} times, and now comes number {count}")
             self._values.put(key, count.to_bytes(4, "big") + value_of(self._seed, key, count))
             self._done += 1
-            time.sleep(RECORD_S)
+            time.sleep(self._record_s)
         for number, value in self._values.scan():
             assert isinstance(number, int)
             yield number, int.from_bytes(value[:4], "big"), sha256(value[4:]).hexdigest()
@@ -146,19 +147,17 @@ def settled(sidecar: Sidecar, run: Run) -> list[str]:
 
 
 def main(run: Run) -> None:
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1"}
-    builder = SparkSession.Builder().master(f"local[{run.parallelism},8]").appName("headgate states")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    records = spark.sparkContext.parallelize(run.records(), 1)
-    by_key = records.partitionBy(run.parallelism, partial(GROUPS.subtask_of, parallelism=run.parallelism))
+    spark = quiet_session(f"local[{run.parallelism},8]", "headgate states")
+    records = run.records()
+    record_s = PROCESS_S * run.parallelism / len(records)
+    by_key = spark.sparkContext.parallelize(records, 1).partitionBy(
+        run.parallelism, partial(GROUPS.subtask_of, parallelism=run.parallelism)
+    )
     details = StorageDetails(options=run.options, task_options=run.options)
     often = CheckpointConfig(interval_s=0.3, tolerated_failures=1000)
     with Sidecar(spark, SidecarConfig(storage=run.storage, storage_details=details)) as sidecar:
         handle = sidecar.coordinate(OPERATOR, parallelism=run.parallelism, mode="streaming", checkpoint=often)
-        action = by_key.mapPartitions(handle.subtask(Values, run.folder, run.seed)).collect
+        action = by_key.mapPartitions(handle.subtask(Values, run.folder, run.seed, record_s)).collect
         say("begun")
         found = sidecar.run(action, input_id=f"run {run.number}")
         left = settled(sidecar, run) if run.settle else []

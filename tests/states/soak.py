@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -27,11 +26,12 @@ from random import Random
 from threading import Thread
 from typing import Any
 
+from tests.pipelines.pairs import Outcome
 from tests.spark.cluster import ROOT
 from tests.spark_bridge.object_stores import STORES, GcsServer, ObjectStore
-from tests.states.job import Run, model_of, value_of
+from tests.states.job import PROCESS_S, Run, model_of, value_of
 
-__all__ = ["FAULTS", "Outcome", "soak_states"]
+__all__ = ["FAULTS", "StatesOutcome", "soak_states"]
 
 FAULTS = ("task", "worker", "driver", "server")
 PARALLELISM = (2, 3, 4, 5)
@@ -39,22 +39,17 @@ REPETITIONS_MAX = 8
 HANG_S = 900.0
 
 
-class Outcome(Counter[str]):
-    """What was wrong, and what has struck."""
+class StatesOutcome(Outcome):
+    """``wrong`` are values, ``strange`` keys; ``left`` are files that nothing needs, and ``damaged`` is the storage."""
 
-    @property
-    def is_right(self) -> bool:
-        return not any(self[one] for one in ("missing", "wrong", "strange", "left", "damaged"))
-
-    def __str__(self) -> str:
-        return ", ".join(f"{count} {what}" for what, count in sorted(self.items()) if count) or "nothing wrong"
+    WRONG = ("missing", "wrong", "strange", "left", "damaged")
 
 
 class Running:
     """The process of a run, its output, and what strikes it."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.begun_at, self.done = run, 0.0, False
+        self.run, self.begun, self.done = run, False, False
         with Path(run.folder, "stderr").open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.states.job", run.encode()],
@@ -72,8 +67,7 @@ class Running:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("begun"):
-                self.begun_at = time.monotonic()
+            self.begun = self.begun or line.startswith("begun")
             self.done = self.done or line.startswith("done")
 
     def wait(self, timeout_s: float) -> bool:
@@ -116,18 +110,16 @@ def strike(fault: str, running: Running, server: GcsServer | None, chance: Rando
             server.start()
 
 
-def complete(
-    run: Run, server: GcsServer | None, chance: Random, outcome: Outcome, *, faults: int, within_s: float
-) -> None:
+def complete(run: Run, server: GcsServer | None, chance: Random, outcome: Outcome, *, faults: int) -> None:
     """Repeat a run until it ends well, as a scheduler does. The first tries are struck by so many faults in all."""
     kinds = FAULTS if server is not None else FAULTS[:-1]
     drawn = [chance.choice(kinds) for _ in range(faults)]
     for _ in range(REPETITIONS_MAX):
         running = Running(run)
         try:
-            while drawn and not running.begun_at and not running.wait(0.05):
+            while drawn and not running.begun and not running.wait(0.05):
                 pass
-            while drawn and not running.wait(chance.uniform(0.0, within_s)) and not running.done:
+            while drawn and not running.wait(chance.uniform(0.0, PROCESS_S)) and not running.done:
                 fault = drawn.pop()
                 outcome[f"{fault} struck"] += 1
                 strike(fault, running, server, chance)
@@ -169,12 +161,8 @@ def _storage(kind: str, folder: str) -> Iterator[tuple[ObjectStore, GcsServer | 
         with STORES[kind]() as store:
             yield store, None
         return
-    server = GcsServer(folder)
-    server.start()
-    try:
+    with GcsServer(folder) as server:
         yield server.store, server
-    finally:
-        server.kill()
 
 
 def _is_intact(store: ObjectStore, url: str) -> bool:
@@ -186,11 +174,11 @@ def _is_intact(store: ObjectStore, url: str) -> bool:
 
 def soak_states(
     folder: str, seed: int, runs: int, mib: int, say: Callable[[str], None] = lambda text: None, *, store: str = "gcs"
-) -> Outcome:
+) -> StatesOutcome:
     """Run the job so often, with states of ``mib`` MiB in all, in this kind of store."""
-    chance, outcome = Random(seed), Outcome()
+    chance, outcome = Random(seed), StatesOutcome()
     digests: dict[tuple[int, int], str] = {}
-    parallelism, within_s = 2, 4.0
+    parallelism = 2
     place = Path(folder, "job")
     place.mkdir()
     with _storage(store, f"{folder}/server") as (objects, server):
@@ -203,7 +191,7 @@ def soak_states(
                 outcome["rescaled"] += 1
             run = Run(str(place), url, objects.options, seed, number, parallelism, mib, settle=last)
             began = time.monotonic()
-            complete(run, server, chance, outcome, faults=0 if last else chance.choice((1, 2, 2, 3)), within_s=within_s)
+            complete(run, server, chance, outcome, faults=0 if last else chance.choice((1, 2, 2, 3)))
             compare(run, outcome, digests)
             if outcome["left"]:
                 say(f"left: {json.loads(Path(run.folder, 'result.json').read_text())['left']}")

@@ -19,3 +19,4 @@ def test_all_values_survive_every_death_and_nothing_is_left(store: str, tmp_path
     outcome = soak_states(str(tmp_path), seed=4, runs=2, mib=8, say=print, store=store)
     assert outcome.is_right, outcome
     assert outcome["rescaled"]
+    assert any(what.endswith(" struck") for what in outcome), "nothing has died"
