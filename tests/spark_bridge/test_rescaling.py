@@ -100,7 +100,7 @@ async def test_what_comes_in_the_meantime_waits_and_is_served_with_the_state_bef
         assert (handle.parallelism, runtime.handles["a"]) == (2, handle)
 
 
-async def test_leaving_the_sidecar_in_the_middle_of_a_change_is_no_failure_of_the_operator() -> None:
+async def test_leaving_the_sidecar_in_the_middle_of_a_change_fails_no_operator() -> None:
     class Slow(Counted):
         gate, waits = anyio.Event(), anyio.Event()
 
